@@ -99,7 +99,7 @@ class Model(GenerationMixin):
 
     @property
     def is_diffusion(self) -> bool:
-        """Whether it is a diffusion model, which denoises positions in any order."""
+        """Return whether it is a diffusion model, which denoises positions in any order."""
         return self.engine.hyperparameters.fills
 
     if not TYPE_CHECKING:  # names before 0.3
@@ -239,7 +239,7 @@ class Model(GenerationMixin):
         of the KV
         cache; None: all free memory.
         """
-        from localllm.generation.chunked_prefill import max_prefill_tokens
+        from localllm.generation.chunked_prefill import compute_max_prefill_tokens
         from localllm.generation.scheduler import PARALLEL, Scheduler
         from localllm.kernels.table import PAGE
         from localllm.system.memory import get_available_memory
@@ -248,7 +248,7 @@ class Model(GenerationMixin):
         room, size = free if memory is None else min(free, memory), self.engine.bytes_per_token
         places = max(self.context + PAGE, room // size) if size else sys.maxsize
         self.session.cache.collect()
-        chunk = max_prefill_tokens(self.file.parameters)
+        chunk = compute_max_prefill_tokens(self.file.parameters)
         cache = PrefixCache(self.engine, self.prefixes, self.ngrams, is_shared=True, is_live=True) if live else None
         return Scheduler(self.engine, self.tokenizer, requests, parallel or PARALLEL, chunk, places, precise, cache)
 
@@ -328,7 +328,7 @@ def open_model(
 
 
 def parse_scales(files: "str | os.PathLike[str] | Mapping[str, float]") -> tuple[tuple[str, float], ...]:
-    """Return the paths of adapters with their scales; that of a single path is 1, and "" is none."""
+    """Pair each adapter's path with its scale: 1 for a single path; "" gives no pairs."""
     pairs = files.items() if isinstance(files, Mapping) else [(files, 1.0)] if files else []
     return tuple((os.fspath(path), float(scale)) for path, scale in pairs)
 
@@ -410,4 +410,4 @@ def get_max_prompt_bytes(
         if rope:
             rope.apply(file.metadata, file.path)
         _, hyperparameters = load_architecture(file)
-        return load_tokenizer(file).most_bytes(context or hyperparameters.context)
+        return load_tokenizer(file).compute_max_bytes(context or hyperparameters.context)

@@ -21,7 +21,7 @@ def read_field(blocks: np.ndarray, fields: Fields, count: int) -> np.ndarray:
     """
     total, above = np.zeros((len(blocks), count), np.int64), 0
     for field in fields:
-        byte, bit = np.array([field.place(i) for i in range(count)]).T
+        byte, bit = np.array([field.locate(i) for i in range(count)]).T
         total |= (blocks[:, byte].astype(np.int64) >> bit & (1 << field.bits) - 1) << above
         above += field.bits
     return total
@@ -112,7 +112,7 @@ def replace_codes(name: str, blocks: np.ndarray, codes: np.ndarray) -> None:
 
 
 def replace_field(field: Field, blocks: np.ndarray, values: np.ndarray) -> None:
-    byte, bit = np.array([field.place(i) for i in range(values.shape[1])]).T
+    byte, bit = np.array([field.locate(i) for i in range(values.shape[1])]).T
     blocks[:, np.unique(byte)] = 0  # no other field shares the bytes of a field of codes
     for lowest in np.unique(bit):
         selected = bit == lowest

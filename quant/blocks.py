@@ -99,7 +99,7 @@ def compute_unit(largest):
 def normalize(weights, row, start, count, x):
     """Copy weights, divided by their unit, to x; return the unit.
 
-    If the unit is 0 (see unit_of), x becomes zeros.
+    If the unit is 0 (see compute_unit), x becomes zeros.
     """
     unit = compute_unit(find_largest(weights, row, start, count))
     inverse = f32(1) / unit if unit > 0 else f32(0)

@@ -291,7 +291,7 @@ def split_signs(x, w, even, signs):
         signs[octet] = bits
 
 
-class SearchResult(NamedTuple):
+class CodebookResult(NamedTuple):
     """The results of a search for all blocks. Where d is 0, the other fields of a block are undefined."""
 
     d: np.ndarray  # float32 [blocks, 1], values of float16
@@ -371,7 +371,7 @@ def search(
     shifts: np.ndarray = NO_SHIFT,
     signed: bool = True,
     even: bool = False,
-) -> SearchResult:
+) -> CodebookResult:
     """Search all blocks of weights, float32 [rows, columns]; importance is float32 [columns].
 
     grid: the format whose codebook is used
@@ -385,7 +385,7 @@ def search(
     """
     book = load_codebook(grid)
     blocks, vectors = weights.size // 256, 256 // book.grid.shape[1]
-    result = SearchResult(
+    result = CodebookResult(
         np.zeros((blocks, 1), np.float32),
         np.zeros((blocks, groups), np.uint8),
         np.zeros((blocks, vectors), np.uint16),
@@ -407,7 +407,7 @@ IQ3_XXS_TARGETS = np.array([32, 36, 40, 44, 48, 52, 56, 60, 64, 68, 74, 84], dty
 SHIFT = np.float32(0.125)
 
 
-Fields = Callable[[SearchResult], dict[str, np.ndarray]]
+Fields = Callable[[CodebookResult], dict[str, np.ndarray]]
 
 
 def build_encoder(name: str, fields: Fields, *how, grid: str = "", **more) -> Callable:
@@ -423,45 +423,45 @@ def build_encoder(name: str, fields: Fields, *how, grid: str = "", **more) -> Ca
         if layout.d is not None:
             blocks[:, layout.d : layout.d + 2] = result.d.astype("<f2").view(np.uint8)
         for part, numbers in fields(result).items():
-            at = layout.part(part)
+            at = layout.find_field(part)
             blocks[:, at : at + numbers.shape[1]] = numbers
 
     return encode
 
 
-def pack_iq1_s(result: SearchResult) -> dict[str, np.ndarray]:
+def pack_iq1_s(result: CodebookResult) -> dict[str, np.ndarray]:
     words = result.scales.astype(np.uint16) << 12 | result.shifts.astype(np.uint16) << 15
     return {"codes": take_low_bytes(result.codes), "scales": view_bytes(words | pack_words(result.codes >> 8, 4, 3))}
 
 
-def pack_iq1_m(result: SearchResult) -> dict[str, np.ndarray]:
+def pack_iq1_m(result: CodebookResult) -> dict[str, np.ndarray]:
     d = result.d.astype(np.float16).view(np.uint16) >> np.array([0, 4, 8, 12], np.uint16) << 12
     high = (result.codes >> 8).astype(np.uint8) | result.chosen << 3
     words = d | pack_words(result.scales.astype(np.uint16), 4, 3)
     return {"codes": take_low_bytes(result.codes), "high": pack_words(high, 2, 4), "scales": view_bytes(words)}
 
 
-def pack_iq2_xxs(result: SearchResult) -> dict[str, np.ndarray]:
+def pack_iq2_xxs(result: CodebookResult) -> dict[str, np.ndarray]:
     codes, rest = take_low_bytes(result.codes).reshape(-1, 8, 4), pack_signs_and_scales(result).reshape(-1, 8, 4)
     return {"codes": np.concatenate((codes, rest), axis=2).reshape(-1, 64)}
 
 
-def pack_iq2_xs(result: SearchResult) -> dict[str, np.ndarray]:
+def pack_iq2_xs(result: CodebookResult) -> dict[str, np.ndarray]:
     codes = result.codes | (result.signs & 127).astype(np.uint16) << 9
     return {"codes": view_bytes(codes), "scales": pack_words(result.scales, 2, 4)}
 
 
-def pack_iq2_s(result: SearchResult) -> dict[str, np.ndarray]:
+def pack_iq2_s(result: CodebookResult) -> dict[str, np.ndarray]:
     high = pack_words((result.codes >> 8).astype(np.uint8), 4, 2)
     fields = {"codes": take_low_bytes(result.codes), "signs": result.signs, "high": high}
     return fields | {"scales": pack_words(result.scales, 2, 4)}
 
 
-def pack_iq3_xxs(result: SearchResult) -> dict[str, np.ndarray]:
+def pack_iq3_xxs(result: CodebookResult) -> dict[str, np.ndarray]:
     return {"codes": take_low_bytes(result.codes), "scales": pack_signs_and_scales(result)}
 
 
-def pack_iq3_s(result: SearchResult) -> dict[str, np.ndarray]:
+def pack_iq3_s(result: CodebookResult) -> dict[str, np.ndarray]:
     high = pack_words((result.codes >> 8).astype(np.uint8), 8, 1)
     fields = {"codes": take_low_bytes(result.codes), "signs": result.signs, "high": high}
     return fields | {"scales": pack_words(result.scales, 2, 4)}
@@ -482,7 +482,7 @@ def pack_words(numbers: np.ndarray, count: int, bits: int) -> np.ndarray:
     return np.bitwise_or.reduce(numbers.reshape(len(numbers), -1, count) << shifts, axis=2)
 
 
-def pack_signs_and_scales(result: SearchResult) -> np.ndarray:
+def pack_signs_and_scales(result: CodebookResult) -> np.ndarray:
     """Pack four times 7 sign bits, the first lowest, then the scale of 4 bits: uint8 [blocks, 32]."""
     return view_bytes(pack_words((result.signs & 127).astype(np.uint32), 4, 7) | result.scales.astype(np.uint32) << 28)
 

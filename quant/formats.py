@@ -50,7 +50,7 @@ class Field(NamedTuple):
     bits: int
     run: int = 1
 
-    def place(self, i: int) -> tuple[int, int]:
+    def locate(self, i: int) -> tuple[int, int]:
         """Return the position of value i: (byte, lowest bit)."""
         each = 8 // self.bits
         return self.at + i // (self.run * each) * self.run + i % self.run, i // self.run % each * self.bits
@@ -62,7 +62,7 @@ class ScatteredField(NamedTuple):
     bits: int
     places: tuple[tuple[int, int], ...]  # (byte, lowest bit) of each value
 
-    def place(self, i: int) -> tuple[int, int]:
+    def locate(self, i: int) -> tuple[int, int]:
         return self.places[i]
 
 
@@ -96,7 +96,7 @@ class BlockLayout(NamedTuple):
         """The number of consecutive weights, of each 32, that share a scale: 32 or 16."""
         return min(self.group, 32)
 
-    def part(self, name: str) -> int:
+    def find_field(self, name: str) -> int:
         return dict(self.parts)[name]
 
 

@@ -91,7 +91,7 @@ class GptqEncoder:
     def __init__(self, moments: np.ndarray, damping: float, threads: int = 1):
         """Factor the moments, float32 or float64 [columns, columns].
 
-        damping: see `shrink`; with 1 there is no error feedback.
+        damping: see `shrink_correlations`; with 1 there is no error feedback.
         """
         self._threads, self._is_plain, self._is_known = threads, damping >= 1, bool(np.diagonal(moments).any())
         hessian = shrink_correlations(moments, damping)

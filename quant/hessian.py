@@ -42,9 +42,9 @@ class Hessian:
         self._threads = threads
         self._known: dict[tuple[int, float], GptqEncoder] = {}  # encoders by (half, damping)
 
-    def feedback(self, name: str, sample: np.ndarray) -> GptqEncoder:
+    def build_encoder(self, name: str, sample: np.ndarray) -> GptqEncoder:
         """Build the encoder of a matrix in a format; sample: rows, float32 [rows, columns], for the damping."""
-        return self._feedback(2, self.choose_damping(name, sample))
+        return self._build_encoder(2, self.choose_damping(name, sample))
 
     def choose_damping(self, name: str, sample: np.ndarray) -> float:
         """Return the damping with the least error in sample rows when each half is validated on the other."""
@@ -52,7 +52,7 @@ class Hessian:
             return DAMPINGS[-1]
 
         def validate(damping: float, half: int) -> float:
-            errors = dequantize(name, self._feedback(half, damping).encode(name, sample))
+            errors = dequantize(name, self._build_encoder(half, damping).encode(name, sample))
             return compute_cost(sample - errors, self.halves[1 - half])
 
         with ThreadPoolExecutor(self._threads if self._is_small else 1) as pool:
@@ -64,7 +64,7 @@ class Hessian:
         """Return whether the encoders of several dampings stay in memory."""
         return len(self.halves[0]) <= MAX_CACHED_COLUMNS
 
-    def _feedback(self, half: int, damping: float) -> GptqEncoder:
+    def _build_encoder(self, half: int, damping: float) -> GptqEncoder:
         """Build an encoder from half 0, half 1, or both (2)."""
         if (half, damping) in self._known:
             return self._known[half, damping]

@@ -98,7 +98,7 @@ class ModelProperties(NamedTuple):
     importance: bool  # an importance matrix is used
 
     @classmethod
-    def of(cls, metadata: Mapping[str, Any], importance: bool) -> "ModelProperties":
+    def from_metadata(cls, metadata: Mapping[str, Any], importance: bool) -> "ModelProperties":
         """Read the properties. A missing number counts as 0; a missing head_count_kv counts as head_count."""
         arch = str(metadata.get("general.architecture", ""))
 
@@ -287,7 +287,7 @@ class FormatChoice(NamedTuple):
 class FormatPlanner:
     """Chooses the formats of a model's tensors.
 
-    It counts the matrices of each role, so `choose` must be called in the order of `llama_order`.
+    It counts the matrices of each role, so `choose` must be called in llama.cpp's order of tensors.
     """
 
     def __init__(self, recipe: Recipe, model: ModelProperties, names: Iterable[str], options: RecipeOptions):
@@ -334,7 +334,7 @@ class FormatPlanner:
             return "MXFP4" if len(shape) > 2 and shape[-3] > 1 else "Q8_0"
         if role == EMBEDDING:
             return EMBEDDING_FORMATS.get(recipe, "")
-        at = self.place(name, role)
+        at = self.locate(name, role)
         if role == VALUE:
             return choose_value_format(recipe, at)
         if role == KEY:
@@ -345,7 +345,7 @@ class FormatPlanner:
         table: dict[str, Rule] = {QUERY: QUERY_RULES, UP: UP_RULES, GATE: UP_RULES, DOWN: down}.get(role, {})
         return table.get(recipe, lambda at: "")(at)
 
-    def place(self, name: str, role: str) -> MatrixPosition:
+    def locate(self, name: str, role: str) -> MatrixPosition:
         """Return a matrix's position among those of its role.
 
         It is counted or, in models with experts, taken from the name.

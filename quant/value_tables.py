@@ -251,7 +251,7 @@ def encode_iq4_xs(weights, importance, out):
 
 
 MX_BYTES, MX_CODES = BY_NAME["MXFP4"].bytes, LAYOUTS["MXFP4"].codes[0].at
-MX_SCALE = LAYOUTS["MXFP4"].scales[0].place(0)[0]
+MX_SCALE = LAYOUTS["MXFP4"].scales[0].locate(0)[0]
 SIZES = np.array(DOUBLED_E2M1[:8], dtype=np.float32) / 2
 SIZE_BORDERS = (SIZES[1:] + SIZES[:-1]) / 2
 SIZE_STEPS = SIZES[1:] - SIZES[:-1]

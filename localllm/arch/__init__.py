@@ -70,7 +70,7 @@ def load_architecture(file: GGUFFile) -> tuple[Family, Hyperparameters]:
             raise UnsupportedError(f"{file.path}: architecture {name} is not supported: {REFUSED[name]}")
         supported = f"docs/what-runs.md lists the {len(ARCHITECTURES)} that are"
         raise UnsupportedError(f"{file.path}: architecture {printable(name)} is not supported ({supported})")
-    fields = HyperparameterReader.of(file)
+    fields = HyperparameterReader.from_file(file)
     require_types(fields)
     require_agreement(fields, file.tensors)
     family = load_family(fields.arch)

@@ -36,17 +36,19 @@ def read_attention(
 
     every_layer: every layer has key-value heads.  own_values: values may be shorter than keys.
     """
-    layers, width = fields.layers(), fields.count("embedding_length")
-    heads = fields.counts("attention.head_count", layers)
-    is_given = fields.raw("attention.head_count_kv") is not None
-    kv_heads = fields.counts("attention.head_count_kv", layers, None if every_layer else 0) if is_given else heads
+    layers, width = fields.read_layer_count(), fields.read_count("embedding_length")
+    heads = fields.read_counts("attention.head_count", layers)
+    is_given = fields.read_raw("attention.head_count_kv") is not None
+    kv_heads = fields.read_counts("attention.head_count_kv", layers, None if every_layer else 0) if is_given else heads
     for count, kv_count in zip(heads, kv_heads, strict=True):
         if kv_count and count % kv_count:
-            raise fields.error(f"attention.head_count {count} is not divisible by attention.head_count_kv {kv_count}")
-    if fields.raw("attention.key_length") is None and width % heads[0]:
-        raise fields.error(f"embedding_length {width} is not divisible by attention.head_count {heads[0]}")
-    head_dim = fields.count("attention.key_length", width // heads[0])
-    value_dim = fields.count("attention.value_length", head_dim)
+            raise fields.make_error(
+                f"attention.head_count {count} is not divisible by attention.head_count_kv {kv_count}"
+            )
+    if fields.read_raw("attention.key_length") is None and width % heads[0]:
+        raise fields.make_error(f"embedding_length {width} is not divisible by attention.head_count {heads[0]}")
+    head_dim = fields.read_count("attention.key_length", width // heads[0])
+    value_dim = fields.read_count("attention.value_length", head_dim)
     if not own_values and value_dim != head_dim:
         raise fields.make_unsupported_error("attention.value_length must equal attention.key_length")
     return Attention(heads, kv_heads, head_dim, read_rope(fields, head_dim, interleaved), value_dim)
@@ -61,7 +63,7 @@ class Transformer(Hyperparameters):
     routing: Routing | None = field(default=None, kw_only=True)  # of tokens to experts
 
     @classmethod
-    def shared_fields(
+    def read_shared_fields(
         cls,
         fields: HyperparameterReader,
         interleaved: bool,
@@ -76,31 +78,31 @@ class Transformer(Hyperparameters):
         attention = read_attention(fields, interleaved, own_values=own_values)
         if rotates_all and attention.rope.dims != attention.head_dim:
             problem = f"must be {attention.head_dim}, the head dimension (found {attention.rope.dims})"
-            raise fields.error(f"{fields.key('rope.dimension_count')} {problem}")
-        return {**fields.common(), "attention": attention, "epsilon": fields.epsilon(epsilon)}
+            raise fields.make_error(f"{fields.format_key('rope.dimension_count')} {problem}")
+        return {**fields.read_common(), "attention": attention, "epsilon": fields.read_epsilon(epsilon)}
 
     @property
     def scale(self) -> float:
         """The scale of the scores."""
         return self.attention.head_dim**-0.5
 
-    def window(self, layer: int) -> int | None:
+    def get_window(self, layer: int) -> int | None:
         """Return the size of a layer's attention window in tokens, None for none."""
         return None
 
-    def lookahead(self, layer: int) -> int:
+    def get_lookahead(self, layer: int) -> int:
         """Return how many later tokens a token attends to in a layer."""
         return 0
 
-    def rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> Rope | None:
         """Return the RoPE of a layer's queries and keys, None for none."""
         return self.attention.rope
 
-    def states(self) -> Sequence[PagedState]:
+    def list_states(self) -> Sequence[PagedState]:
         """Return the KV states of all layers."""
         a = self.attention
         return [
-            PagedState(layer, kv_heads, a.head_dim, a.value_dim, self.window(layer))
+            PagedState(layer, kv_heads, a.head_dim, a.value_dim, self.get_window(layer))
             for layer, kv_heads in enumerate(a.kv_heads[: self.layers])
         ]
 
@@ -115,7 +117,7 @@ class WindowedTransformer(Transformer):
 
     windows: tuple[int | None, ...]
 
-    def window(self, layer: int) -> int | None:
+    def get_window(self, layer: int) -> int | None:
         return self.windows[layer]
 
 
@@ -125,7 +127,7 @@ class LocalRopeTransformer(WindowedTransformer):
 
     local_rope: Rope
 
-    def rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> Rope | None:
         return self.local_rope if self.windows[layer] else self.attention.rope
 
 
@@ -142,13 +144,13 @@ def read_local_rope_dims(fields: HyperparameterReader, rope: Rope) -> Rope:
 
     Raises ModelError.
     """
-    dims = fields.count("rope.dimension_count_swa", rope.dims)
+    dims = fields.read_count("rope.dimension_count_swa", rope.dims)
     if dims > rope.head_dim or dims % 2:
         expected = f"even and at most {rope.head_dim}, the head dimension (found {dims})"
-        raise fields.error(f"{fields.key('rope.dimension_count_swa')} must be {expected}")
+        raise fields.make_error(f"{fields.format_key('rope.dimension_count_swa')} must be {expected}")
     for name in ("attention.key_length_swa", "attention.value_length_swa"):
-        if fields.count(name, rope.head_dim) != rope.head_dim:
-            raise fields.make_unsupported_error(f"{fields.key(name)} is not supported in {fields.arch} models")
+        if fields.read_count(name, rope.head_dim) != rope.head_dim:
+            raise fields.make_unsupported_error(f"{fields.format_key(name)} is not supported in {fields.arch} models")
     return replace(read_local_rope(fields, rope), dims=dims)
 
 
@@ -161,14 +163,14 @@ def read_windows(
     have its own period, 0 for windows everywhere, or a list of the layers with a window (and must, if `period` is
     None). default: the window of a file without one, 0 for none.
     """
-    layers, name = fields.layers(), "attention.sliding_window_pattern"
-    window = fields.count("attention.sliding_window", default) or None
-    pattern = fields.raw(name)
+    layers, name = fields.read_layer_count(), "attention.sliding_window_pattern"
+    window = fields.read_count("attention.sliding_window", default) or None
+    pattern = fields.read_raw(name)
     if isinstance(pattern, np.ndarray):
         return tuple(window if has_window else None for has_window in pattern)
     if period is None:
-        raise fields.error(f"{fields.key(name)} must be a list of layers (found {format_value(pattern)})")
-    period = fields.count(name, 0 if pattern == 0 else period)
+        raise fields.make_error(f"{fields.format_key(name)} must be a list of layers (found {format_value(pattern)})")
+    period = fields.read_count(name, 0 if pattern == 0 else period)
     seeing = 0 if all_first else period - 1
     return tuple(None if period and layer % period == seeing else window for layer in range(layers))
 
@@ -209,7 +211,7 @@ def attend(
     scores: further fields of Scores.
     """
     q, k = rotate_heads(b, h, state.layer, q, k, factors)
-    heads, lookahead = h.attention.heads[state.layer], h.lookahead(state.layer)
+    heads, lookahead = h.attention.heads[state.layer], h.get_lookahead(state.layer)
     return b.attend(q, k, v, state, AttentionScores(heads, h.scale, lookahead=lookahead, **scores))
 
 
@@ -217,7 +219,7 @@ def rotate_heads(
     b: Builder, h: Transformer, layer: int, q: Activation, k: Activation, factors: Weight | None = None
 ) -> tuple[Activation, Activation]:
     """Apply the layer's RoPE to queries and keys, if it has one. Raises ModelError if factors are missing."""
-    rope = h.rope(layer)
+    rope = h.get_rope(layer)
     if rope is None:
         return q, k
     if rope.by_factors and not factors:
@@ -240,7 +242,7 @@ def scale_heads(b: Builder, x: Activation, factors: Activation, heads: int, dim:
     return b.multiply(x, every)
 
 
-def rms_norm_heads(
+def normalize_heads(
     b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation
 ) -> tuple[Activation, Activation]:
     """Normalize each head of queries and keys by its root mean square (Henry et al. 2020)."""
@@ -249,16 +251,20 @@ def rms_norm_heads(
     return b.rms_norm(q, of_q, h.epsilon, head_dim), b.rms_norm(k, of_k, h.epsilon, head_dim)
 
 
-def layer_norm_qk(b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation) -> list[Activation]:
+def normalize_queries_and_keys(
+    b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation
+) -> list[Activation]:
     """Normalize the rows of queries and keys, all heads together, by a layer norm if the file has one."""
     norms = [w.get("attn_q_norm"), w.get("attn_k_norm")]
     return [b.layer_norm(x, norm, h.epsilon) if norm else x for x, norm in zip((q, k), norms, strict=True)]
 
 
-def layer_norm_heads(b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation) -> list[Activation]:
+def normalize_heads_by_layer_norm(
+    b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation
+) -> list[Activation]:
     """Normalize each head of queries and keys by its own layer norm if the file has such norms."""
     norms, head_dim = [w.get("attn_q_norm"), w.get("attn_k_norm")], h.attention.head_dim
     return [
-        b.layer_norm(x, norm.require_shape(norm.shape[0], head_dim).flat(), h.epsilon, head_dim) if norm else x
+        b.layer_norm(x, norm.require_shape(norm.shape[0], head_dim).flatten(), h.epsilon, head_dim) if norm else x
         for x, norm in zip((q, k), norms, strict=True)
     ]

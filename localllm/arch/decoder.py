@@ -30,9 +30,9 @@ def read_pooling(fields: HyperparameterReader, name: str = "pooling_type") -> st
     """Read a file's pooling type, one of KINDS; None if it has none. Raises ModelError."""
     if not fields.has(name):
         return None
-    number = fields.count(name, 0)
+    number = fields.read_count(name, 0)
     if number >= len(KINDS):
-        raise fields.wrong(name, f"a number from 0 to {len(KINDS) - 1}")
+        raise fields.make_value_error(name, f"a number from 0 to {len(KINDS) - 1}")
     return KINDS[number]
 
 
@@ -59,7 +59,7 @@ def pool_texts(b: Builder, w: Weights, h: Hyperparameters, x: Activation) -> Act
     if h.pooling == RANK:
         b.ignore(*(w.get(name) for name in DENSE))
         return apply_head(b, w, h, rows)
-    b.ignore(*(part for name in HEAD for part in (w.get(name), w.bias(name))))
+    b.ignore(*(part for name in HEAD for part in (w.get(name), w.get_bias(name))))
     for name in DENSE:
         rows = b.linear(rows, matrix) if (matrix := w.get(name)) else rows
     return rows
@@ -92,12 +92,12 @@ def apply_decoder(
     """Compute the logits of the requested tokens, float32 [wanted, vocab].
 
     block(b, the layer's weights, h, the layer's state, x, **shared) applies one layer. x: the first layer's input, the
-    tokens' embeddings if None.  norm: the final norm, RMSNorm with output_norm if None. h has layer_states() and
+    tokens' embeddings if None.  norm: the final norm, RMSNorm with output_norm if None. h has list_layer_states() and
     epsilon. Without an output matrix, the embedding matrix is used.
     """
     x = b.embed_inputs(lambda: b.embed(w.token_embd, b.ids)) if x is None else x
-    for state in h.layer_states():
-        x = block(b, w.block(state.layer), h, state, b.tap_layer_input(x, state.layer), **shared)
+    for state in h.list_layer_states():
+        x = block(b, w.get_layer(state.layer), h, state, b.tap_layer_input(x, state.layer), **shared)
     return compute_logits(b, w, h, b.tap_layer_input(x, h.layers), norm)
 
 
@@ -109,9 +109,9 @@ def compute_logits(b: Builder, w: Weights, h: Any, x: Activation, norm: Norm | N
     ignore_mtp_layers(b, w, h)
     normed = norm or (lambda x: b.rms_norm(x, w.output_norm, h.epsilon))
     if h.pooling:
-        b.ignore(w.get("output"), w.bias("output"))
+        b.ignore(w.get("output"), w.get_bias("output"))
         return pool_texts(b, w, h, normed(x))
-    b.ignore(w.get("cls.output"), w.bias("cls.output"))
+    b.ignore(w.get("cls.output"), w.get_bias("cls.output"))
     x = b.select(b.export_hidden(normed(x)), b.wanted) if b.reveals else normed(b.select(x, b.wanted))
     return b.linear(x, w.get("output") or w.token_embd)
 
@@ -122,7 +122,7 @@ def ignore_mtp_layers(b: Builder, w: Weights, h: Any) -> None:
     A file may lack them.
     """
     for layer in range(h.layers, h.layers + h.mtp_layers):
-        if tensors := (block := w.block(layer)).all():
+        if tensors := (block := w.get_layer(layer)).list_all():
             block.require("nextn.eh_proj").require_shape(h.width, 2 * h.width)
             b.ignore(*tensors)
 
@@ -159,7 +159,7 @@ def apply_mtp_layer(
     width]. block: one layer, as for `decoder`.  norm: applied to a row with a weight, RMSNorm if None. If the layer has
     no embeddings, final norm or output matrix, the model's are used.
     """
-    weights, normed = w.block(h.layers), norm or (lambda x, weight: b.rms_norm(x, weight, h.epsilon))
+    weights, normed = w.get_layer(h.layers), norm or (lambda x, weight: b.rms_norm(x, weight, h.epsilon))
     x = normed(b.embed(weights.get("nextn.embed_tokens") or w.token_embd, b.ids), weights.require("nextn.enorm"))
     x = b.concat_heads(x, normed(hidden, weights.require("nextn.hnorm")), 1)
     x = b.linear(x, weights.require("nextn.eh_proj").require_shape(h.width, 2 * h.width))
@@ -171,10 +171,10 @@ def apply_mtp_layer(
 
 def get_mtp_state(h: Hyperparameters) -> State:
     """Return the state of the first MTP layer."""
-    return replace(h, layers=h.layers + 1).states()[h.layers]
+    return replace(h, layers=h.layers + 1).list_states()[h.layers]
 
 
 def has_mtp_layer(w: Weights, h: Hyperparameters) -> bool:
-    """Return whether the file has an MTP layer that `mtp_output` supports; that of Ling 2 differs."""
-    weights = w.block(h.layers)
+    """Return whether the file has an MTP layer for `apply_mtp_layer`; Ling 2's, with an output norm, is not."""
+    weights = w.get_layer(h.layers)
     return h.mtp_layers > 0 and weights.get("nextn.eh_proj") is not None and weights.get("layer_output_norm") is None

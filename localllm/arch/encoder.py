@@ -22,10 +22,10 @@ class Encoder(Transformer):
     bidirectional: ClassVar[bool] = True
     windows: tuple[int | None, ...] = field(default=(), kw_only=True)
 
-    def window(self, layer: int) -> int | None:
+    def get_window(self, layer: int) -> int | None:
         return count_behind(self.windows[layer]) if self.windows else None
 
-    def lookahead(self, layer: int) -> int:
+    def get_lookahead(self, layer: int) -> int:
         return count_ahead(self.windows[layer]) if self.windows else FULL_ATTENTION
 
     @property
@@ -34,18 +34,18 @@ class Encoder(Transformer):
 
 
 def count_behind(window: int | None) -> int | None:
-    """Return how many tokens of the window a token attends to, up to and including itself."""
+    """Return how many tokens of a window end with the current one; None without a window."""
     return window // 2 + 1 if window else None
 
 
 def count_ahead(window: int | None) -> int:
-    """Return how many later tokens of the window a token attends to."""
+    """Return how many tokens of a window follow the current one."""
     return window // 2 if window else FULL_ATTENTION
 
 
 def read_encoder_fields(fields: HyperparameterReader) -> dict[str, Any]:
     """Read the fields that all encoders with layer norms have. Raises ModelError."""
-    shared = Encoder.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
+    shared = Encoder.read_shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
     return {**shared, "pooling": read_encoder_pooling(fields)}
 
 

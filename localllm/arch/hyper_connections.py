@@ -24,8 +24,8 @@ class ResidualStreams:
 
 def read_streams(fields: HyperparameterReader) -> ResidualStreams:
     """Read the hyper_connection.* keys. Raises ModelError."""
-    epsilon, magnitude = (fields.number(f"hyper_connection.{name}") for name in ("epsilon", "magnitude"))
-    return ResidualStreams(fields.count("hyper_connection.count"), epsilon, magnitude)
+    epsilon, magnitude = (fields.read_number(f"hyper_connection.{name}") for name in ("epsilon", "magnitude"))
+    return ResidualStreams(fields.read_count("hyper_connection.count"), epsilon, magnitude)
 
 
 def concat_streams(b: Builder, streams: list[Activation]) -> Activation:
@@ -45,7 +45,7 @@ def compute_mixing_logits(
     of streams.
     """
     mixes = b.linear(b.rms_norm(flat, None, epsilon), fn)
-    factors, offsets = scales.vector(), base.vector()
+    factors, offsets = scales.read_vector(), base.read_vector()
     b.ignore(scales, base)
     base.require_shape(count * len(factors))
     parts = np.split(offsets, len(factors))

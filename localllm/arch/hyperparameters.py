@@ -57,10 +57,10 @@ class Hyperparameters:
     def norm_of_head(self) -> float:
         return 1e-5
 
-    def states(self) -> Sequence[State]:
+    def list_states(self) -> Sequence[State]:
         """Return the layers' states: KV caches and recurrent states."""
         raise NotImplementedError
 
-    def layer_states(self) -> Sequence[State]:
+    def list_layer_states(self) -> Sequence[State]:
         """Return one state for each layer: all but those of indexers."""
-        return [state for state in self.states() if not (isinstance(state, LatentState) and state.is_index)]
+        return [state for state in self.list_states() if not (isinstance(state, LatentState) and state.is_index)]

@@ -34,7 +34,7 @@ class KVType(NamedTuple):
     values: str = DEFAULT_TYPE
 
     @classmethod
-    def of(cls, text: str) -> Self:
+    def parse(cls, text: str) -> Self:
         """Parse a type as users write it: q8_0 for both, or k=q8_0,v=q4_0; a missing side is F16.
 
         Raises UsageError.
@@ -86,7 +86,7 @@ class PagedState:
     chunked: bool = False
     period: ClassVar[int] = 1
 
-    def bytes(self, tokens: int, kv_type: KVType) -> int:
+    def count_bytes(self, tokens: int, kv_type: KVType) -> int:
         """Return the size in bytes of `tokens` tokens."""
         per_head = count_stored_bytes(self.key_dim, kv_type.keys) + count_stored_bytes(self.value_dim, kv_type.values)
         return count_window_tokens(tokens, self.window) * self.kv_heads * per_head
@@ -116,7 +116,7 @@ class LatentState:
     kv_heads: ClassVar[int] = 1
     chunked: ClassVar[bool] = False
 
-    def bytes(self, tokens: int, kv_type: KVType) -> int:
+    def count_bytes(self, tokens: int, kv_type: KVType) -> int:
         """Return the size in bytes of `tokens` tokens."""
         return count_window_tokens(tokens, self.window) * count_stored_bytes(self.key_dim, kv_type.keys)
 
@@ -133,7 +133,7 @@ class Recurrent:
     layer: int
     shapes: tuple[tuple[int, ...], ...]
 
-    def bytes(self, tokens: int, kv_type: KVType) -> int:
+    def count_bytes(self, tokens: int, kv_type: KVType) -> int:
         """Return the size in bytes of a sequence."""
         return 4 * sum(prod(shape) for shape in self.shapes)
 
@@ -143,4 +143,4 @@ State = PagedState | LatentState | Recurrent
 
 def count_cache_bytes(states: Sequence[State], tokens: int, kv_type: KVType) -> int:
     """Return the size in bytes of a sequence of `tokens` tokens in all layers."""
-    return sum(state.bytes(tokens, kv_type) for state in states)
+    return sum(state.count_bytes(tokens, kv_type) for state in states)

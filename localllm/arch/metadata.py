@@ -52,84 +52,88 @@ class HyperparameterReader(MetadataReader):
         self.asked = set[str]()
 
     @classmethod
-    def of(cls, file: GGUFFile) -> "HyperparameterReader":
+    def from_file(cls, file: GGUFFile) -> "HyperparameterReader":
         """Read a file's fields. Its vocabulary must be as large as its embedding matrix."""
         embedding = file.tensors.get("token_embd.weight")
         count = count_strings(file.metadata, "tokenizer.ggml.tokens")
         size = embedding.shape[0] if embedding is not None else count or 0
         fields = cls(file.metadata, file.path, size, file.oddities)
         if count is not None and count != size:
-            raise fields.error(f"the vocabulary has {count} tokens, but token_embd.weight has {size} rows")
-        if (vocab_size := fields.count("vocab_size", size)) != size:
+            raise fields.make_error(f"the vocabulary has {count} tokens, but token_embd.weight has {size} rows")
+        if (vocab_size := fields.read_count("vocab_size", size)) != size:
             if count is None:
-                raise fields.error(f"{fields.key('vocab_size')} is {vocab_size}, but the vocabulary has {size} tokens")
-            key = fields.key("vocab_size")
+                raise fields.make_error(
+                    f"{fields.format_key('vocab_size')} is {vocab_size}, but the vocabulary has {size} tokens"
+                )
+            key = fields.format_key("vocab_size")
             fields.oddities.note(f"{key} is {vocab_size}, but there are {size} tokens and rows", key)
         return fields
 
-    def raw(self, name: str, default: object = None) -> object:
+    def read_raw(self, name: str, default: object = None) -> object:
         self.asked.add(name)
-        return super().raw(name, default)
+        return super().read_raw(name, default)
 
-    def count(self, name: str, default: int | None = None) -> int:
+    def read_count(self, name: str, default: int | None = None) -> int:
         """Return an integer from 1, or from 0 if that is the default, to MOST."""
-        value = self.raw(name, default)
+        value = self.read_raw(name, default)
         if isinstance(value, np.ndarray) and self._is_uniform(value):
             value = value.flat[0].item()
         return self._check_count(name, value, 0 if default == 0 else 1)
 
     def _is_uniform(self, value: np.ndarray) -> bool:
         """Return whether a field has one value per layer, all of them equal."""
-        layers = self.raw("block_count")
+        layers = self.read_raw("block_count")
         return is_integer(layers) and value.shape == (layers,) and layers > 0 and bool((value == value[0]).all())
 
-    def counts(self, name: str, layers: int, default: int | None = None) -> tuple[int, ...]:
+    def read_counts(self, name: str, layers: int, default: int | None = None) -> tuple[int, ...]:
         """Return one integer per layer; a single one applies to all."""
-        value = self.raw(name, default)
+        value = self.read_raw(name, default)
         if not isinstance(value, np.ndarray):
-            return (self.count(name, default),) * layers
+            return (self.read_count(name, default),) * layers
         if value.shape != (layers,):
-            raise self.error(f"{self.key(name)} has {value.size} values for {layers} layers")
+            raise self.make_error(f"{self.format_key(name)} has {value.size} values for {layers} layers")
         return tuple(self._check_count(name, item.item(), 0 if default == 0 else 1) for item in value)
 
     def _check_count(self, name: str, value: object, least: int) -> int:
         if not is_integer(value) or not least <= value <= MAX_COUNT:
-            raise self.wrong(name, f"a number from {least} to {MAX_COUNT}")
+            raise self.make_value_error(name, f"a number from {least} to {MAX_COUNT}")
         return value
 
-    def factor(self, name: str, default: float | None = None) -> float:
+    def read_factor(self, name: str, default: float | None = None) -> float:
         """Return a number other than 0."""
-        value = self.number(name, default)
+        value = self.read_number(name, default)
         if value == 0:
-            raise self.error(f"{self.key(name)} must not be 0")
+            raise self.make_error(f"{self.format_key(name)} must not be 0")
         return value
 
-    def epsilon(self, name: str) -> float:
+    def read_epsilon(self, name: str) -> float:
         """Read the epsilon of norms."""
-        value = self.factor(name)
+        value = self.read_factor(name)
         if not LEAST_EPSILON <= value <= MOST_EPSILON:
-            raise self.wrong(name, f"from {LEAST_EPSILON:g} to {MOST_EPSILON:g}")
+            raise self.make_value_error(name, f"from {LEAST_EPSILON:g} to {MOST_EPSILON:g}")
         return value
 
-    def layers(self) -> int:
+    def read_layer_count(self) -> int:
         """Read block_count, the number of layers."""
-        layers = self.count("block_count")
+        layers = self.read_count("block_count")
         if layers > MAX_LAYERS:
-            raise self.wrong("block_count", f"a number from 1 to {MAX_LAYERS}")
+            raise self.make_value_error("block_count", f"a number from 1 to {MAX_LAYERS}")
         return layers
 
-    def common(self) -> dict[str, Any]:
+    def read_common(self) -> dict[str, Any]:
         """Read the arguments of localllm.arch.hyperparameters.Hyperparameters."""
-        mtp_layers = self.count("nextn_predict_layers", 0)
-        if mtp_layers >= self.layers():
-            raise self.error(f"{self.key('nextn_predict_layers')} must be below {self.key('block_count')}")
+        mtp_layers = self.read_count("nextn_predict_layers", 0)
+        if mtp_layers >= self.read_layer_count():
+            raise self.make_error(
+                f"{self.format_key('nextn_predict_layers')} must be below {self.format_key('block_count')}"
+            )
         return {
             "arch": self.arch,
-            "layers": self.layers() - mtp_layers,
+            "layers": self.read_layer_count() - mtp_layers,
             "mtp_layers": mtp_layers,
-            "width": self.count("embedding_length"),
+            "width": self.read_count("embedding_length"),
             "vocab_size": self.vocab_size,
-            "context": self.count("context_length"),
+            "context": self.read_count("context_length"),
         }
 
 
@@ -187,7 +191,7 @@ BY_LAYER = "attention.sliding_window_pattern attention.recurrent_layers"
 
 def require_types(fields: HyperparameterReader) -> None:
     """Raise ModelError for a hyperparameter of a wrong type, and for any number that is not finite."""
-    layers = fields.layers()
+    layers = fields.read_layer_count()
     for key in fields.metadata:
         if key.startswith(fields.prefix):
             name = key.removeprefix(fields.prefix)
@@ -199,54 +203,54 @@ def require_types(fields: HyperparameterReader) -> None:
 
 def require_finite(fields: HyperparameterReader, name: str) -> None:
     """Raise ModelError unless a number, or every element of an array, is finite."""
-    value = fields.raw(name)
+    value = fields.read_raw(name)
     if isinstance(value, float | np.ndarray) and not np.isfinite(value).all():
-        raise fields.error(f"{fields.key(name)} must be finite (found {format_value(value)})")
+        raise fields.make_error(f"{fields.format_key(name)} must be finite (found {format_value(value)})")
 
 
 def require_count(fields: HyperparameterReader, name: str, layers: int) -> None:
     """Validate an integer, or for the names in PER_LAYER an array with one per layer."""
-    value = fields.raw(name)
+    value = fields.read_raw(name)
     values = value.tolist() if isinstance(value, np.ndarray) and name in PER_LAYER else [value]
     if not all(is_integer(item) and 0 <= item <= NO_LIMIT for item in values):
-        raise fields.wrong(name, f"a number from 0 to {NO_LIMIT}")
+        raise fields.make_value_error(name, f"a number from 0 to {NO_LIMIT}")
     if isinstance(value, np.ndarray) and len(values) != layers:
-        raise fields.error(f"{fields.key(name)} has {len(values)} values for {layers} layers")
+        raise fields.make_error(f"{fields.format_key(name)} has {len(values)} values for {layers} layers")
 
 
 def require_epsilon(fields: HyperparameterReader, name: str, layers: int) -> None:
-    fields.epsilon(name)
+    fields.read_epsilon(name)
 
 
 def require_flag(fields: HyperparameterReader, name: str, layers: int) -> None:
-    if not fields.flag(name) and name == "attention.causal" and fields.arch not in BIDIRECTIONAL.split():
+    if not fields.read_flag(name) and name == "attention.causal" and fields.arch not in BIDIRECTIONAL.split():
         message = "must be true: bidirectional attention is not supported in"
-        raise fields.make_unsupported_error(f"{fields.key(name)} {message} {fields.arch} models")
+        raise fields.make_unsupported_error(f"{fields.format_key(name)} {message} {fields.arch} models")
 
 
 def require_text(fields: HyperparameterReader, name: str, layers: int) -> None:
-    fields.text(name)
+    fields.read_text(name)
 
 
 def require_rope_type(fields: HyperparameterReader, name: str, layers: int) -> None:
-    if fields.text(name) not in ROPE_TYPES:
-        raise fields.error(f"rope scaling {format_value(fields.raw(name))} is not supported")
+    if fields.read_text(name) not in ROPE_TYPES:
+        raise fields.make_error(f"rope scaling {format_value(fields.read_raw(name))} is not supported")
 
 
 def require_sections(fields: HyperparameterReader, name: str, layers: int) -> None:
     """Validate the counts of RoPE pairs for up to four positions (M-RoPE)."""
-    sections = fields.array(name, "iu", "an array of whole numbers")
+    sections = fields.read_array(name, "iu", "an array of whole numbers")
     if len(sections) > 4 or not all(0 <= count <= NO_LIMIT for count in sections.tolist()):
-        raise fields.wrong(name, "up to four whole numbers")
+        raise fields.make_value_error(name, "up to four whole numbers")
 
 
 def require_by_layer(fields: HyperparameterReader, name: str, layers: int) -> None:
     """Validate a flag per layer, or the period at which layers repeat. Raises ModelError."""
-    value = fields.raw(name)
+    value = fields.read_raw(name)
     if not isinstance(value, np.ndarray):
         return require_count(fields, name, layers)
     if value.dtype.kind not in "biu" or not ((value == 0) | (value == 1)).all() or len(value) != layers:
-        raise fields.wrong(name, f"yes or no for each of {layers} layers")
+        raise fields.make_value_error(name, f"yes or no for each of {layers} layers")
     return None
 
 
@@ -254,9 +258,9 @@ def make_range_rule(minimum: float, maximum: float, or_zero: bool = False) -> "R
     """Return a rule that accepts numbers in a range."""
 
     def require(fields: HyperparameterReader, name: str, layers: int) -> None:
-        value = fields.number(name) if or_zero else fields.factor(name)
+        value = fields.read_number(name) if or_zero else fields.read_factor(name)
         if value and not minimum <= value <= maximum:
-            raise fields.wrong(name, f"from {minimum:g} to {maximum:g}")
+            raise fields.make_value_error(name, f"from {minimum:g} to {maximum:g}")
 
     return require
 
@@ -299,15 +303,15 @@ def require_general(file: GGUFFile, kinds: tuple[str, ...] = MODELS) -> str:
         if not is_text(file.metadata, key) and (field in TEXTS or count_strings(file.metadata, key) is None):
             general.oddities.note(f"{key} is not a {'string' if field in TEXTS else 'list of strings'}")
     for field in filter(general.has, GENERAL_COUNTS):
-        value = general.raw(field)
+        value = general.read_raw(field)
         if not is_integer(value) or not 0 <= value < 1 << 63:
             general.oddities.note(f"general.{field} is not a non-negative integer")
-    kind = general.text("type", "model")
+    kind = general.read_text("type", "model")
     if kind == "adapter" and kind not in kinds:
         raise UnsupportedError(f"{file.path}: this is an adapter, not a model: use its model with --lora FILE")
     if kind not in kinds:
-        raise general.error(f"general.type must be {' or '.join(kinds)} (found {format_value(kind)})")
-    name = general.raw("architecture")
+        raise general.make_error(f"general.type must be {' or '.join(kinds)} (found {format_value(kind)})")
+    name = general.read_raw("architecture")
     if not isinstance(name, str):
         raise ModelError(f"{file.path}: general.architecture must be a string; is this a language model?")
     if not ARCHITECTURE.fullmatch(name):
@@ -354,87 +358,92 @@ def require_agreement(fields: HyperparameterReader, tensors: Mapping[str, Tensor
     require_present(fields, tensors)
     require_experts_or_none(fields, tensors)
     for key, (name, axis) in LENGTHS.items():
-        if not fields.has(f"{key}_swa") and (fields.raw(key) is not None or key == "expert_count"):
-            require_lengths(fields, tensors, key, fields.counts(key, fields.layers(), 0), name, axis)
-    if fields.raw("expert_shared_count") is not None and fields.raw("expert_shared_feed_forward_length") is None:
-        length = fields.count("expert_shared_count", 0) * fields.count("expert_feed_forward_length", 0)
+        if not fields.has(f"{key}_swa") and (fields.read_raw(key) is not None or key == "expert_count"):
+            require_lengths(fields, tensors, key, fields.read_counts(key, fields.read_layer_count(), 0), name, axis)
+    if (
+        fields.read_raw("expert_shared_count") is not None
+        and fields.read_raw("expert_shared_feed_forward_length") is None
+    ):
+        length = fields.read_count("expert_shared_count", 0) * fields.read_count("expert_feed_forward_length", 0)
         require_lengths(
-            fields, tensors, "expert_shared_count", (length,) * fields.layers(), "ffn_down_shexp.weight", -1
+            fields, tensors, "expert_shared_count", (length,) * fields.read_layer_count(), "ffn_down_shexp.weight", -1
         )
     require_experts(fields, tensors)
 
 
 def require_width(fields: HyperparameterReader, tensors: Mapping[str, Tensor]) -> None:
     """Check embedding_length against the embedding matrix."""
-    embedding, width = tensors.get("token_embd.weight"), fields.count("embedding_length")
+    embedding, width = tensors.get("token_embd.weight"), fields.read_count("embedding_length")
     if embedding is not None and embedding.shape[-1] != width:
         problem = f"does not match the shape {list(embedding.shape)} of {embedding.name}"
-        raise fields.error(f"{fields.key('embedding_length')} {width} {problem}")
+        raise fields.make_error(f"{fields.format_key('embedding_length')} {width} {problem}")
 
 
 def require_heads(fields: HyperparameterReader, tensors: Mapping[str, Tensor]) -> None:
     """Check the lengths of keys and values against their matrices, if all layers' heads are alike."""
-    value = fields.raw("attention.head_count_kv", fields.raw("attention.head_count"))
+    value = fields.read_raw("attention.head_count_kv", fields.read_raw("attention.head_count"))
     heads = value if is_integer(value) else 0
     for key, name in (("attention.key_length", "attn_k.weight"), ("attention.value_length", "attn_v.weight")):
         if not fields.has(key) or any(fields.has(f"{key}_{end}") for end in LENGTH_SUFFIXES):
             continue
-        length = fields.count(key)
-        for layer in range(fields.layers()) if heads else ():
+        length = fields.read_count(key)
+        for layer in range(fields.read_layer_count()) if heads else ():
             tensor = tensors.get(f"blk.{layer}.{name}")
             if tensor and len(tensor.shape) == 2 and tensor.shape[0] != heads * length:
                 problem = f"does not match the shape {list(tensor.shape)} of {tensor.name}"
-                raise fields.error(f"{fields.key(key)} {length} {problem}")
+                raise fields.make_error(f"{fields.format_key(key)} {length} {problem}")
 
 
 def require_present(fields: HyperparameterReader, tensors: Mapping[str, Tensor]) -> None:
     """Check that the tensors named in TENSORS exist, and that no count of layers exceeds their number."""
-    layers = fields.layers()
+    layers = fields.read_layer_count()
     for key, name in TENSORS.items():
         if "expert" in key and has_no_experts(fields):
             continue
         is_there = any(f"blk.{layer}.{name}" in tensors for layer in range(layers))
-        if fields.has(key) and not is_there and max(fields.counts(key, layers, 0)):
+        if fields.has(key) and not is_there and max(fields.read_counts(key, layers, 0)):
             first = next((n for n in range(layers) if f"blk.{n}.{EXPERT_TENSORS[0]}" in tensors), 0)
             missing = f"blk.{first if 'expert' in key else 0}.{name}"
-            raise fields.error(
-                f"{fields.key(key)} is {format_value(fields.raw(key))}, but the tensor {missing} is missing"
+            raise fields.make_error(
+                f"{fields.format_key(key)} is {format_value(fields.read_raw(key))}, but the tensor {missing} is missing"
             )
     for key in AT_MOST_ALL_LAYERS:
-        if fields.has(key) and max(fields.counts(key, layers, 0)) > layers:
-            raise fields.error(
-                f"{fields.key(key)} is {format_value(fields.raw(key))}, but there are only {layers} layers"
+        if fields.has(key) and max(fields.read_counts(key, layers, 0)) > layers:
+            raise fields.make_error(
+                f"{fields.format_key(key)} is {format_value(fields.read_raw(key))}, but there are only {layers} layers"
             )
 
 
 def require_feed_forward_length(fields: HyperparameterReader, tensors: Mapping[str, Tensor]) -> None:
     """Check the feed-forward length, also of experts without expert_feed_forward_length."""
     key, names, experts = "feed_forward_length", ["ffn_down.weight"], "ffn_down_exps.weight"
-    if fields.raw("expert_feed_forward_length") is None:
+    if fields.read_raw("expert_feed_forward_length") is None:
         names = [experts] if fields.arch == EXPERT_LENGTH else [*names, experts]
     for name in names:
-        if any(f"blk.{layer}.{name}" in tensors for layer in range(fields.layers())):
-            lengths = fields.counts(key, fields.layers(), None if fields.raw(key) is None else 0)
+        if any(f"blk.{layer}.{name}" in tensors for layer in range(fields.read_layer_count())):
+            lengths = fields.read_counts(key, fields.read_layer_count(), None if fields.read_raw(key) is None else 0)
             lengths = tuple(length // 2 for length in lengths) if fields.arch == LENGTH_OF_BOTH else lengths
             require_lengths(fields, tensors, key, lengths, name, -1)
 
 
 def require_experts_or_none(fields: HyperparameterReader, tensors: Mapping[str, Tensor]) -> None:
     """Check that a model with hyperparameters of experts has experts."""
-    experts = max(fields.counts("expert_count", fields.layers(), 0))
+    experts = max(fields.read_counts("expert_count", fields.read_layer_count(), 0))
     if (fields.arch in ONE_EXPERT and experts <= 1) or has_no_experts(fields):
         return
     for key in ABOUT_EXPERTS:
-        if not experts and (value := max(fields.counts(key, fields.layers(), 0))):
-            raise fields.error(f"{fields.key(key)} is {value}, but {fields.key('expert_count')} is 0")
+        if not experts and (value := max(fields.read_counts(key, fields.read_layer_count(), 0))):
+            raise fields.make_error(
+                f"{fields.format_key(key)} is {value}, but {fields.format_key('expert_count')} is 0"
+            )
     is_expert = [part for part in tensors if part.split(".", 2)[2:] and part.split(".", 2)[2] in EXPERT_TENSORS]
     if experts and not is_expert and not any(".ffn_down.0." in name for name in tensors):
-        raise fields.error(f"{fields.key('expert_count')} is {experts}, but no layer has experts")
+        raise fields.make_error(f"{fields.format_key('expert_count')} is {experts}, but no layer has experts")
 
 
 def has_no_experts(fields: HyperparameterReader) -> bool:
     """Return whether a file has no experts but may have keys of experts (NO_EXPERTS)."""
-    return fields.arch in NO_EXPERTS and not max(fields.counts("expert_count", fields.layers(), 0))
+    return fields.arch in NO_EXPERTS and not max(fields.read_counts("expert_count", fields.read_layer_count(), 0))
 
 
 def require_lengths(
@@ -445,18 +454,20 @@ def require_lengths(
         tensor = tensors.get(f"blk.{layer}.{name}")
         if tensor and (not -len(tensor.shape) <= axis < len(tensor.shape) or tensor.shape[axis] != length):
             problem = f"does not match the shape {list(tensor.shape)} of {tensor.name}"
-            raise fields.error(f"{fields.key(key)} {format_value(fields.raw(key))} {problem}")
+            raise fields.make_error(f"{fields.format_key(key)} {format_value(fields.read_raw(key))} {problem}")
 
 
 def require_experts(fields: HyperparameterReader, tensors: Mapping[str, Tensor]) -> None:
     """Check that experts are in every n-th layer after the first dense ones, and in no others."""
-    keys = [key for key in ("leading_dense_block_count", "interleave_moe_layer_step") if fields.raw(key) is not None]
-    dense, step = fields.count("leading_dense_block_count", 0), fields.count("interleave_moe_layer_step", 1)
-    for layer in range(fields.layers() - fields.count("nextn_predict_layers", 0)) if keys else ():
+    keys = [
+        key for key in ("leading_dense_block_count", "interleave_moe_layer_step") if fields.read_raw(key) is not None
+    ]
+    dense, step = fields.read_count("leading_dense_block_count", 0), fields.read_count("interleave_moe_layer_step", 1)
+    for layer in range(fields.read_layer_count() - fields.read_count("nextn_predict_layers", 0)) if keys else ():
         expected = layer >= dense and (layer + 1) % step == 0
         if expected != any(f"blk.{layer}.{name}" in tensors for name in EXPERT_TENSORS):
-            values = ", ".join(f"{fields.key(key)} is {format_value(fields.raw(key))}" for key in keys)
-            raise fields.error(f"{values}, but layer {layer} has {'no experts' if expected else 'experts'}")
+            values = ", ".join(f"{fields.format_key(key)} is {format_value(fields.read_raw(key))}" for key in keys)
+            raise fields.make_error(f"{values}, but layer {layer} has {'no experts' if expected else 'experts'}")
 
 
 ONE = 0.0, 1.0  # 0 means that the model has no such scale
@@ -481,14 +492,14 @@ def require_supported_values(fields: HyperparameterReader) -> None:
     """Raise ModelError for a setting with an effect that the family has not read."""
     read_keys, window = fields.asked.union(IGNORED_SETTINGS.get(fields.arch, ())), "attention.sliding_window"
     for name, neutral in NEUTRAL.items():
-        if name not in read_keys and fields.raw(name, neutral[0]) not in neutral:
+        if name not in read_keys and fields.read_raw(name, neutral[0]) not in neutral:
             raise make_unsupported_error(fields, name)
-    if window not in read_keys and 0 < fields.count(window, 0) < fields.count("context_length"):
+    if window not in read_keys and 0 < fields.read_count(window, 0) < fields.read_count("context_length"):
         raise make_unsupported_error(fields, window)
 
 
 def make_unsupported_error(fields: HyperparameterReader, name: str) -> Exception:
     """Make the error for a setting that a family does not support."""
     return fields.make_unsupported_error(
-        f"{fields.key(name)} {format_value(fields.raw(name))} is not supported in {fields.arch} models"
+        f"{fields.format_key(name)} {format_value(fields.read_raw(name))} is not supported in {fields.arch} models"
     )

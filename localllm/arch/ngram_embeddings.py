@@ -11,7 +11,7 @@ from typing import Any
 from localllm.arch.hyper_connections import concat_streams
 from localllm.arch.layer_state import Recurrent
 from localllm.arch.metadata import HyperparameterReader
-from localllm.arch.verbs import Activation, Builder, Hashing
+from localllm.arch.verbs import Activation, Builder, NgramHash
 from localllm.arch.weights import Weight, Weights
 from localllm.errors import ModelError
 from localllm.frozen import frozen
@@ -33,10 +33,10 @@ class NgramEmbeddings:
     length: int
     dim: int
     taps: int
-    hashings: tuple[Hashing, ...]
+    hashings: tuple[NgramHash, ...]
     number: int
 
-    def shapes(self, columns: int) -> list[tuple[int, ...]]:
+    def list_state_shapes(self, columns: int) -> list[tuple[int, ...]]:
         """Return the states' shapes: the convolution's window, and one for each previous token."""
         return [((self.taps - 1) * self.length, columns), *[(1, 1)] * (self.length - 1)]
 
@@ -48,34 +48,38 @@ def read_ngrams(fields: HyperparameterReader, attends: tuple[bool, ...], number:
     """
     if not fields.has("ple.layers") and not fields.has("ple.ngram_size"):
         return None
-    layers = fields.array("ple.layers", "iu", "the number of one layer").tolist()
+    layers = fields.read_array("ple.layers", "iu", "the number of one layer").tolist()
     if len(layers) != 1 or not 0 <= layers[0] < len(attends) or attends[layers[0]]:
-        raise fields.wrong("ple.layers", "the index of one layer without attention")
-    length, each, last_id = fields.count("ple.ngram_size"), fields.count("ple.heads_per_ngram"), fields.vocab_size - 1
+        raise fields.make_value_error("ple.layers", "the index of one layer without attention")
+    length, each, last_id = (
+        fields.read_count("ple.ngram_size"),
+        fields.read_count("ple.heads_per_ngram"),
+        fields.vocab_size - 1,
+    )
     if not 2 <= length <= LONGEST or (length - 1) * each > MOST_HASHES:
         raise fields.make_unsupported_error(f"{each} rows for each n-gram length up to {length} are not supported")
-    end = fields.whole("ple.eos_token_id", None, 0, last_id)
-    fields.whole("ple.image_token_id", 0, 0, last_id)  # only validated: images are not supported
+    end = fields.read_integer("ple.eos_token_id", None, 0, last_id)
+    fields.read_integer("ple.image_token_id", 0, 0, last_id)  # only validated: images are not supported
     factors = read_integers(fields, "ple.layer_multipliers", length, MOST_PRODUCT // fields.vocab_size)
     sizes, firsts = (
         read_integers(fields, f"ple.head_{name}", (length - 1) * each, MOST_ROWS) for name in ("vocab_sizes", "offsets")
     )
     if min(sizes) == 0:
-        raise fields.wrong("ple.head_vocab_sizes", "numbers above 0")
+        raise fields.make_value_error("ple.head_vocab_sizes", "numbers above 0")
     hashings = [
-        Hashing(tuple(factors[: 2 + number // each]), size, first, end)
+        NgramHash(tuple(factors[: 2 + number // each]), size, first, end)
         for number, (size, first) in enumerate(zip(sizes, firsts, strict=True))
     ]
-    dim, taps = fields.count("embedding_length_per_layer_input"), fields.count("ple.conv_kernel")
+    dim, taps = fields.read_count("embedding_length_per_layer_input"), fields.read_count("ple.conv_kernel")
     return NgramEmbeddings(layers[0], length, dim, taps, tuple(hashings), number)
 
 
 def read_integers(fields: HyperparameterReader, name: str, count: int, end: int) -> list[int]:
     """Read `count` integers from 0 to `end` - 1. Raises ModelError."""
     expected = f"{count} numbers from 0 to {end - 1}"
-    numbers = fields.array(name, "iu", expected).tolist()
+    numbers = fields.read_array(name, "iu", expected).tolist()
     if len(numbers) != count or not all(0 <= number < end for number in numbers):
-        raise fields.wrong(name, expected)
+        raise fields.make_value_error(name, expected)
     return numbers
 
 
@@ -86,11 +90,11 @@ def add_ngram_embeddings(
     n, columns = h.ngrams, h.streams * h.width
     embedded = embed_ngrams(b, tables, n, state)
     value = b.linear(embedded, w.ple_value.require_shape(h.width, len(n.hashings) * n.dim))
-    key = normalize_streams(b, h, b.linear(embedded, w.ple_key), w.ple_norm_key.flat())
-    agreement = b.head_dots(key, normalize_streams(b, h, x, w.ple_norm_query.flat()), h.streams)
+    key = normalize_streams(b, h, b.linear(embedded, w.ple_key), w.ple_norm_key.flatten())
+    agreement = b.head_dots(key, normalize_streams(b, h, x, w.ple_norm_query.flatten()), h.streams)
     gates = b.sigmoid(b.signed_root(b.scale(agreement, h.width**-0.5), LEAST))
     gated = b.mix_streams(value, gates, 1)
-    normed = normalize_streams(b, h, gated, w.ple_norm_conv.flat())
+    normed = normalize_streams(b, h, gated, w.ple_norm_conv.flatten())
     near = b.convolve(normed, w.ple_conv1d.require_shape(columns, n.taps), state, n.number, dilation=n.length)
     return b.add(x, b.add(gated, near))
 

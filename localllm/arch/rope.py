@@ -34,7 +34,7 @@ class Rope:
     is_inverse: bool = False  # rotate the other way, which undoes a rotation
     position_offset: int = 0  # subtracted from every position
 
-    def frequencies(self, factors: np.ndarray | None = None) -> np.ndarray:
+    def compute_frequencies(self, factors: np.ndarray | None = None) -> np.ndarray:
         """Compute radians per position, float64 [dims / 2].
 
         YaRN (Peng et al. 2023) divides low frequencies by the factor, keeps high ones, and blends between. factors:
@@ -54,7 +54,7 @@ class Rope:
         keep = 1 - np.clip((pairs - low) / max(high - low, 0.001), 0, 1)
         return stretched * (1 - keep) + plain * keep
 
-    def without_scaling(self, base: float) -> "Rope":
+    def remove_scaling(self, base: float) -> "Rope":
         """Return a copy with another base and without scaling."""
         return replace(self, base=base, factor=1.0, yarn=False, magnitude=1.0)
 
@@ -69,17 +69,17 @@ def read_rope(fields: HyperparameterReader, head_dim: int, interleaved: bool) ->
     LongRoPE's factors are tensors (localllm.arch.attention.rope_factors), which a file of another type may have, too.
     Raises ModelError.
     """
-    dims = fields.count("rope.dimension_count", head_dim)
+    dims = fields.read_count("rope.dimension_count", head_dim)
     if dims > head_dim or dims % 2:
-        raise fields.error(f"rope.dimension_count {dims} must be even and at most the head dimension, {head_dim}")
-    factor = fields.factor("rope.scaling.factor", fields.factor("rope.scale_linear", 1.0))
-    kind = fields.raw("rope.scaling.type", "linear")
+        raise fields.make_error(f"rope.dimension_count {dims} must be even and at most the head dimension, {head_dim}")
+    factor = fields.read_factor("rope.scaling.factor", fields.read_factor("rope.scale_linear", 1.0))
+    kind = fields.read_raw("rope.scaling.type", "linear")
     if not isinstance(kind, str) or kind not in ("none", "linear", "longrope", "yarn"):
-        raise fields.error(f"rope scaling {format_value(kind)} is not supported")
+        raise fields.make_error(f"rope scaling {format_value(kind)} is not supported")
     base = read_base(fields, "rope.freq_base", 10000.0)
     yarn = kind == "yarn"
     if yarn and not fields.has("rope.scaling.factor"):
-        raise fields.wrong("rope.scaling.factor", "a positive number")
+        raise fields.make_value_error("rope.scaling.factor", "a positive number")
     return Rope(
         head_dim,
         dims,
@@ -88,16 +88,16 @@ def read_rope(fields: HyperparameterReader, head_dim: int, interleaved: bool) ->
         factor=1.0 if kind == "none" else factor,
         yarn=yarn,
         by_factors=kind == "longrope",
-        original_context=fields.count("rope.scaling.original_context_length", fields.count("context_length")),
-        magnitude=fields.factor("rope.scaling.attn_factor", 1.0) * (compute_yarn_magnitude(factor) if yarn else 1),
+        original_context=fields.read_count("rope.scaling.original_context_length", fields.read_count("context_length")),
+        magnitude=fields.read_factor("rope.scaling.attn_factor", 1.0) * (compute_yarn_magnitude(factor) if yarn else 1),
     )
 
 
 def read_base(fields: HyperparameterReader, name: str, default: float | None) -> float:
     """Read a base of the frequencies. Raises ModelError."""
-    base = fields.number(name, default)
+    base = fields.read_number(name, default)
     if base <= 1:
-        raise fields.error(f"{fields.key(name)} must be above 1 (found {base})")
+        raise fields.make_error(f"{fields.format_key(name)} must be above 1 (found {base})")
     return base
 
 
@@ -114,11 +114,13 @@ def read_sections(fields: HyperparameterReader) -> list[int] | None:
 
     Raises ModelError.
     """
-    if fields.raw(SECTIONS) is None:
+    if fields.read_raw(SECTIONS) is None:
         return None
-    sections = fields.array(SECTIONS, "iu", "an array of whole numbers").tolist()
+    sections = fields.read_array(SECTIONS, "iu", "an array of whole numbers").tolist()
     if len(sections) != 4 or min(sections) < 0 or not sum(sections):
-        raise fields.error(f"{fields.key(SECTIONS)} must be four integers (found {format_value(np.array(sections))})")
+        raise fields.make_error(
+            f"{fields.format_key(SECTIONS)} must be four integers (found {format_value(np.array(sections))})"
+        )
     return sections
 
 

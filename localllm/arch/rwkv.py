@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from localllm.arch.attention import LAYER_EPSILON, RMS_EPSILON
 from localllm.arch.decoder import apply_decoder, make_final_layer_norm
-from localllm.arch.feed_forward import gated_feed_forward
+from localllm.arch.feed_forward import apply_gated_feed_forward
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import Recurrent
 from localllm.arch.metadata import HyperparameterReader
@@ -39,7 +39,7 @@ class Rwkv(Hyperparameters):
     def heads(self) -> int:
         return self.width // self.head_dim
 
-    def states(self) -> Sequence[Recurrent]:
+    def list_states(self) -> Sequence[Recurrent]:
         """Return each layer's state: the heads' matrices, and the last token's row for one or both sublayers."""
         last = ((1, self.width),) * (2 if self.has_own_network else 1)
         return [Recurrent(layer, ((self.heads, self.head_dim, self.head_dim), *last)) for layer in range(self.layers)]
@@ -50,33 +50,33 @@ def read_rwkv(fields: HyperparameterReader, ranks: Sequence[str]) -> Rwkv:
 
     ranks: the keys of the ranks.
     """
-    is_rwkv, common, head_dim = fields.arch.startswith("rwkv") and "qwen" not in fields.arch, fields.common(), 0
-    if common["width"] % (head_dim := fields.count("wkv.head_size")):
-        raise fields.error(f"embedding_length {common['width']} is not divisible by the head size {head_dim}")
-    if fields.count("token_shift_count", 2) != 1 + is_rwkv:
-        raise fields.error(f"{fields.key('token_shift_count')} must be {1 + is_rwkv}")
+    is_rwkv, common, head_dim = fields.arch.startswith("rwkv") and "qwen" not in fields.arch, fields.read_common(), 0
+    if common["width"] % (head_dim := fields.read_count("wkv.head_size")):
+        raise fields.make_error(f"embedding_length {common['width']} is not divisible by the head size {head_dim}")
+    if fields.read_count("token_shift_count", 2) != 1 + is_rwkv:
+        raise fields.make_error(f"{fields.format_key('token_shift_count')} must be {1 + is_rwkv}")
     heads = common["width"] // head_dim
-    kv_heads = fields.count("attention.head_count_kv", 0) or heads
+    kv_heads = fields.read_count("attention.head_count_kv", 0) or heads
     if heads % kv_heads:
-        raise fields.error(f"the {heads} heads are not divisible by attention.head_count_kv {kv_heads}")
+        raise fields.make_error(f"the {heads} heads are not divisible by attention.head_count_kv {kv_heads}")
     return Rwkv(
         **common,
         head_dim=head_dim,
         kv_heads=kv_heads,
-        epsilon=fields.epsilon(LAYER_EPSILON if is_rwkv else RMS_EPSILON),
+        epsilon=fields.read_epsilon(LAYER_EPSILON if is_rwkv else RMS_EPSILON),
         has_own_network=is_rwkv,
-        rescale=fields.count("rescale_every_n_layers", 0),
-        ranks=tuple(fields.count(name, 0) for name in ranks),
+        rescale=fields.read_count("rescale_every_n_layers", 0),
+        ranks=tuple(fields.read_count(name, 0) for name in ranks),
     )
 
 
 Mix = Callable[[Builder, Weights, Rwkv, Recurrent, Activation], Activation]  # a sublayer
 
 
-def rwkv_decoder(b: Builder, w: Weights, h: Rwkv, time_mix: Mix, channel_mix: Mix) -> Activation:
+def run_decoder(b: Builder, w: Weights, h: Rwkv, time_mix: Mix, channel_mix: Mix) -> Activation:
     """Compute the logits of the requested tokens."""
     if not h.has_own_network:
-        return apply_decoder(b, w, h, apply_block, mixes=(time_mix, qwen_network))
+        return apply_decoder(b, w, h, apply_block, mixes=(time_mix, apply_gated_network))
     w.require_biases("token_embd_norm")
     x = b.layer_norm(b.embed(w.token_embd, b.ids), w.token_embd_norm, h.epsilon)
     return apply_decoder(b, w, h, apply_block, x, make_final_layer_norm(b, w, h), mixes=(time_mix, channel_mix))  # type: ignore[arg-type]
@@ -100,8 +100,8 @@ def apply_norm(b: Builder, w: Weights, h: Rwkv, name: str, x: Activation) -> Act
     return b.layer_norm(x, w.require(name), h.epsilon)
 
 
-def qwen_network(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> Activation:
-    return gated_feed_forward(b, w, x, b.swiglu)
+def apply_gated_network(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> Activation:
+    return apply_gated_feed_forward(b, w, x, b.swiglu)
 
 
 def collect_lerps(w: Weights, h: Rwkv, names: str) -> list[Weight]:
@@ -110,17 +110,17 @@ def collect_lerps(w: Weights, h: Rwkv, names: str) -> list[Weight]:
     The file has one tensor for all, or in old files one for each.
     """
     if fused := w.get("time_mix_lerp_fused"):
-        return fused.require_shape(*fused.shape[:-1], h.width).flat().split(*[h.width] * len(names))
+        return fused.require_shape(*fused.shape[:-1], h.width).flatten().split(*[h.width] * len(names))
     return [require_vector(w, h, f"time_mix_lerp_{name}") for name in names]
 
 
 def require_vector(w: Weights, h: Rwkv, name: str) -> Weight:
     """Return a tensor as a vector [width], without its dimensions of 1."""
     weight = w.require(name)
-    return weight.require_shape(*[1] * (len(weight.shape) - 1), h.width).flat()
+    return weight.require_shape(*[1] * (len(weight.shape) - 1), h.width).flatten()
 
 
-def low_rank_linear(
+def apply_low_rank_linear(
     b: Builder,
     w: Weights,
     name: str,

@@ -1,7 +1,7 @@
 """The verbs in which an architecture is written.
 
 A verb is a pure function: it changes no argument and returns a new activation. The recorder of localllm.engine records
-the verbs once, when a model is opened; `Reference` of localllm.engine.operations computes them immediately in NumPy. An
+the verbs once, when a model is opened; `ReferenceBuilder` of localllm.engine computes them at once in NumPy. An
 Activation is float32 [rows, columns] in the builder's own form; rows are the tokens of a run, or a selection of them.
 
 Elementwise verbs are in localllm.arch.rowwise_verbs, those of recurrent layers in localllm.arch.recurrent_verbs.
@@ -78,7 +78,7 @@ class AttentionScores:
 
 
 @frozen
-class Hashing:
+class NgramHash:
     """A hash of a token and its predecessors to a row of a table.
 
     The row is first + (xor over i of id_i * factor_i) % size, where id_0 is the token's, id_1 that of the previous one
@@ -119,7 +119,7 @@ class Builder(RowwiseVerbs, RecurrentVerbs, Protocol):
     def as_column(self, ids: Numbers) -> Activation:
         """Return each token's id + 1, exact below 2^24, [tokens, 1]. 0 means no token."""
 
-    def embed_hashed(self, weight: Weight, tokens: Activation, hashing: Hashing) -> Activation:
+    def embed_hashed(self, weight: Weight, tokens: Activation, hashing: NgramHash) -> Activation:
         """Look up a row for each token and its predecessors by their hash, [tokens, width].
 
         Hash embeddings: Svenstrup et al. 2017, arXiv 1709.03933. tokens: columns from `as_column`: the token itself,

@@ -34,7 +34,7 @@ class Weight:
     def shape(self) -> tuple[int, ...]:
         return self.tensor.shape
 
-    def vector(self) -> np.ndarray:
+    def read_vector(self) -> np.ndarray:
         """Return a 1-D tensor as float32. Raises ModelError for other shapes, formats or values."""
         kinds = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "BF16": np.uint16}
         kind = kinds.get(self.tensor.format.name)
@@ -49,17 +49,17 @@ class Weight:
             raise ModelError(f"tensor {self.name} must have finite values only")
         return numbers
 
-    def whole(self) -> np.ndarray:
+    def read_integers(self) -> np.ndarray:
         """Return an I32 tensor as int64 of the same shape. Raises ModelError."""
         if self.tensor.format.name != "I32":
             raise ModelError(f"tensor {self.name} must have integers, I32 (found {self.tensor.format.name})")
         return self.tensor.data.view(np.int32).reshape(self.shape).astype(np.int64)
 
-    def number(self) -> float:
+    def read_number(self) -> float:
         """Return the only element of a tensor of shape [1]. Raises ModelError."""
         if self.shape != (1,):
             raise ModelError(f"tensor {self.name} must have one element (found the shape {list(self.shape)})")
-        return float(self.vector()[0])
+        return float(self.read_vector()[0])
 
     def require_shape(self, *shape: int) -> "Weight":
         """Return the weight. Raises ModelError if it has another shape."""
@@ -67,13 +67,13 @@ class Weight:
             raise ModelError(f"tensor {self.name} must have the shape {list(shape)} (found {list(self.shape)})")
         return self
 
-    def flat(self) -> "Weight":
+    def flatten(self) -> "Weight":
         """Return the tensor as one vector."""
         return replace(self, tensor=replace(self.tensor, shape=(math.prod(self.shape),)))
 
     def repeat(self, count: int) -> "Weight":
         """Repeat each element of a vector `count` times. Raises ModelError if it is quantized."""
-        numbers = len(self.flat().vector())
+        numbers = len(self.flatten().read_vector())
         data = np.repeat(self.tensor.data.reshape(numbers, -1), count, axis=0).reshape(-1)
         return replace(self, tensor=replace(self.tensor, shape=(numbers * count,), data=data))
 
@@ -92,7 +92,7 @@ class Weight:
         if self.bias and len(self.shape) == 2:
             self.bias.require_shape(self._row_count)
         ends = itertools.accumulate(counts)
-        return [self._rows(end - count, end) for end, count in zip(ends, counts, strict=True)]
+        return [self._slice_rows(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
     def split_stacks(self, count: int) -> "Weight":
         """Split a matrix into a stack of `count` matrices of equal height. Raises ModelError."""
@@ -102,7 +102,7 @@ class Weight:
         data = self.tensor.data.reshape(count, rows, -1)
         return replace(self, tensor=replace(self.tensor, shape=(count, rows, self.shape[1]), data=data))
 
-    def halves(self) -> "list[Weight]":
+    def split_halves(self) -> "list[Weight]":
         """Return the upper and the lower half of the rows."""
         return self.split(self._row_count // 2, self._row_count - self._row_count // 2)
 
@@ -110,16 +110,16 @@ class Weight:
     def _row_count(self) -> int:
         return self.shape[1] if len(self.shape) == 3 else self.shape[0]
 
-    def _rows(self, first: int, end: int) -> "Weight":
+    def _slice_rows(self, first: int, end: int) -> "Weight":
         if len(self.shape) == 3:
-            return self._rows_of_experts(first, end)
-        bias = self.bias._rows(first, end) if self.bias else None
+            return self._slice_expert_rows(first, end)
+        bias = self.bias._slice_rows(first, end) if self.bias else None
         data = self.tensor.data.reshape(self.shape[0], -1)[first:end]
         data = data.reshape(-1) if len(self.shape) == 1 else data
         tensor = replace(self.tensor, shape=(end - first, *self.shape[1:]), data=data)
         return replace(self, tensor=tensor, bias=bias, first_row=self.first_row + first)
 
-    def _rows_of_experts(self, first: int, end: int) -> "Weight":
+    def _slice_expert_rows(self, first: int, end: int) -> "Weight":
         if self.bias:
             raise UnsupportedError(f"tensor {self.bias.name}: biases of fused experts are not supported")
         shape = (self.shape[0], end - first, self.shape[2])
@@ -142,11 +142,11 @@ class Weights:
         self._tensors, self._prefix = tensors, prefix
         self._of_layers = collect_layer_names(tensors) if of_layers is None else of_layers
 
-    def block(self, layer: int) -> "Weights":
+    def get_layer(self, layer: int) -> "Weights":
         """Return the tensors of one layer."""
         return Weights(self._tensors, f"{self._prefix}blk.{layer}.", self._of_layers)
 
-    def part(self, prefix: str) -> "Weights":
+    def get_submodel(self, prefix: str) -> "Weights":
         """Return the tensors of a submodel with layers, such as an encoder or a decoder."""
         by_layer = collect_layer_names(name.removeprefix(prefix) for name in self._tensors if name.startswith(prefix))
         return Weights(self._tensors, prefix, by_layer)
@@ -162,12 +162,12 @@ class Weights:
         bias, scale = self._find(f"{name}.bias", by_layer), self._find(f"{name}.scale", by_layer)
         return Weight(tensor, Weight(bias) if bias else None, Weight(scale) if scale else None)
 
-    def bias(self, name: str) -> Weight | None:
+    def get_bias(self, name: str) -> Weight | None:
         """Return a bias without a matrix, or None. Raises ModelError if only other layers have it."""
         tensor = self._find(f"{name}.bias", by_layer=False)
         return Weight(tensor) if tensor else None
 
-    def bare(self, name: str) -> Weight | None:
+    def get_exact(self, name: str) -> Weight | None:
         """Return the tensor of exactly that name, or None. Raises ModelError if only other layers have it."""
         tensor = self._find(name, by_layer=False)
         return Weight(tensor) if tensor else None
@@ -185,7 +185,7 @@ class Weights:
             raise ModelError(f"the model has no tensor {self._prefix}{name}")
         return Weight(tensor)
 
-    def all(self) -> list[Weight]:
+    def list_all(self) -> list[Weight]:
         """Return every tensor with the prefix."""
         return [Weight(tensor) for name, tensor in self._tensors.items() if name.startswith(self._prefix)]
 
@@ -202,7 +202,7 @@ class Weights:
     def require_biases(self, *names: str) -> None:
         """Raise ModelError if one of these weights has no bias."""
         for name in names:
-            if self.bias(name) is None:
+            if self.get_bias(name) is None:
                 raise ModelError(f"the model has no tensor {self._prefix}{name}.bias")
 
 

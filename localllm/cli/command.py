@@ -103,7 +103,7 @@ class Command(ParameterMixin, TyperCommand):  # type: ignore[misc]
         has_model = typed.is_set("model") and not detect_prompt(typed, params)
         overridden = {"model"} if has_model else set[str]()
         overridden |= {conflict for each in typed.texts for conflict in list_conflicts(each)}
-        return [*load_template(name).words({each.replace("_", "-") for each in overridden}), *args]
+        return [*load_template(name).list_arguments({each.replace("_", "-") for each in overridden}), *args]
 
     def read_configured_model(self, params: list[Parameter], prompt: str) -> str:
         """Return the model that config.toml names. Raises UsageError if it names none."""
@@ -133,13 +133,13 @@ class Command(ParameterMixin, TyperCommand):  # type: ignore[misc]
             return super().invoke(ctx)
         except UsageError as error:
             raise UsageError(
-                replace_option_names(str(error), self.params, ctx.meta[TYPED], self.elsewhere(ctx))
+                replace_option_names(str(error), self.params, ctx.meta[TYPED], self.collect_settings(ctx))
             ) from error
 
-    def elsewhere(self, ctx: typer.Context) -> dict[str, SourcedValue]:
+    def collect_settings(self, ctx: typer.Context) -> dict[str, SourcedValue]:
         """Return the values from config.toml and the environment, with their sources."""
         sources = {each.name: ctx.get_parameter_source(each.name) for each in self.params}
-        variables = {each.name: each.variable() for each in self.params}
+        variables = {each.name: each.find_variable() for each in self.params}
         result: dict[str, SourcedValue] = ctx.meta[CONFIGURED] | {
             name: SourcedValue(ctx.params[name], variables[name] or "")
             for name, source in sources.items()

@@ -269,17 +269,17 @@ class IgnoredOption(NamedTuple):
     values: int
 
 
-def _by_name(groups: Mapping[str, str], values: int) -> dict[str, IgnoredOption]:
+def _index_by_name(groups: Mapping[str, str], values: int) -> dict[str, IgnoredOption]:
     return {name: IgnoredOption(reason, values) for reason, names in groups.items() for name in names.split()}
 
 
-_LEFT_OUT = _by_name(FLAGS, 0) | _by_name(SWITCHES, -1) | _by_name(VALUED, 1)
+_LEFT_OUT = _index_by_name(FLAGS, 0) | _index_by_name(SWITCHES, -1) | _index_by_name(VALUED, 1)
 _REFUSED = {name: reason for reason, names in UNSUPPORTED.items() for name in names.split()}
 
 
 def find_ignored(name: str, command: str) -> IgnoredOption | None:
     """Return the entry of an option that this command ignores, or None."""
-    return _by_name(IGNORED_IN.get(command, {}), 0).get(name) or _LEFT_OUT.get(name)
+    return _index_by_name(IGNORED_IN.get(command, {}), 0).get(name) or _LEFT_OUT.get(name)
 
 
 def explain_unsupported(name: str, command: str = "") -> str:

@@ -37,7 +37,7 @@ def read_config_defaults(
         if sets_option(each, by_key, settings)
     }
     return {
-        name: SourcedValue(each.convert(by_key[each.key], settings), each.source(settings))
+        name: SourcedValue(each.convert(by_key[each.key], settings), each.describe_source(settings))
         for name, each in matches.items()
     }
 
@@ -47,7 +47,7 @@ def load_defaults(command: str, params: Sequence[Parameter], model: str | None) 
 
     Raises UsageError, which names the variable, or the file and the line.
     """
-    from_variables = ((param, param.variable()) for param in params)
+    from_variables = ((param, param.find_variable()) for param in params)
     return read_config_defaults(command, params, model) | {
         param.name: SourcedValue(read_variable(name, param), name) for param, name in from_variables if name
     }
@@ -70,20 +70,20 @@ class SettingEntry(NamedTuple):
     def key(self) -> str:
         return self.written.replace("_", "-")
 
-    def error(self, settings: Settings, message: str) -> UsageError:
+    def make_error(self, settings: Settings, message: str) -> UsageError:
         if self.elsewhere:
             return UsageError(f"{self.elsewhere}: {message}")
-        return settings.error(message, *self.tables, self.written)
+        return settings.make_error(message, *self.tables, self.written)
 
-    def source(self, settings: Settings) -> str:
-        return self.elsewhere or f"{settings.path.name}, line {settings.line(*self.tables, self.written)}"
+    def describe_source(self, settings: Settings) -> str:
+        return self.elsewhere or f"{settings.path.name}, line {settings.find_line(*self.tables, self.written)}"
 
     def convert(self, param: Parameter, settings: Settings) -> object:
         """Convert the entry's value. Raises UsageError."""
         try:
             return param.convert(to_typed_value(self.value, param))
         except ValueError as error:
-            raise self.error(settings, f"{self.written}: {error}") from None
+            raise self.make_error(settings, f"{self.written}: {error}") from None
 
 
 def iter_entries(
@@ -125,9 +125,9 @@ def sets_option(entry: SettingEntry, by_key: Mapping[str, Parameter], settings: 
     if entry.key in by_key:
         return True
     if entry.tables[:1] == ("command",):
-        raise entry.error(settings, f"{entry.tables[1]} has no option --{entry.key}")
+        raise entry.make_error(settings, f"{entry.tables[1]} has no option --{entry.key}")
     if not any(entry.key in param.keys for command in COMMANDS for param in list_params(command)):
-        raise entry.error(settings, f"no command has an option --{entry.key}")
+        raise entry.make_error(settings, f"no command has an option --{entry.key}")
     return False
 
 
@@ -192,12 +192,12 @@ def iter_all_entries(settings: Settings) -> Iterator[SettingEntry]:
 def require_valid_entry(entry: SettingEntry, settings: Settings, command: str) -> None:
     """Raise UsageError for an entry that is unknown or invalid for `command`; "" means all commands."""
     if command and command not in COMMANDS:
-        raise settings.error(f"unknown command {command}", "command", command)
+        raise settings.make_error(f"unknown command {command}", "command", command)
     params = list_params(command) if command else iter_all_params()
     match = next((param for param in params if entry.key in param.keys), None)
     if match is None:
         sets_option(entry, {}, settings)
-        raise entry.error(settings, f"no command has an option --{entry.key}")
+        raise entry.make_error(settings, f"no command has an option --{entry.key}")
     entry.convert(match, settings)
 
 

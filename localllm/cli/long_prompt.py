@@ -49,7 +49,7 @@ class PromptShortener:
         if not material:
             material, question = question, ""
         room, full_prompt = (
-            ContextBudget.of(model, question, system, options, self._raw),
+            ContextBudget.compute(model, question, system, options, self._raw),
             join_parts(material, question),
         )
         if room.fits(material):

@@ -24,7 +24,7 @@ from localllm.cli.options.choices import split_choices
 from localllm.cli.options.conflicts import FORM, THOUGHTS, require_compatible
 from localllm.cli.options.mapping import AnswersGroup, RecordsGroup, TableGroup
 from localllm.cli.options.one_shot import EndpointGroup, open_remote
-from localllm.cli.parameters import explicit_options
+from localllm.cli.parameters import find_explicit_options
 from localllm.cli.prompt_input import decode_file
 from localllm.cli.terminal.output import say
 from localllm.cli.terminal.render import count_noun
@@ -83,7 +83,7 @@ class MapCommand:
         ask, output = self.ask, self.output
         require_compatible({
             "--raw": ask.raw, "--chat-template": ask.chat_template is not None,
-            THOUGHTS: explicit_options(self.choices.thoughts), FORM: self.choices.shape.forms,
+            THOUGHTS: find_explicit_options(self.choices.thoughts), FORM: self.choices.shape.forms,
             "--redo": output.redo, "--redo-errors": output.redo_errors, "--choices": output.choices_given is not None,
             "--n": output.n > 1, "--ray": output.ray is not None, "--endpoint": self.endpoint.endpoint is not None,
         })  # fmt: skip
@@ -95,7 +95,7 @@ class MapCommand:
 
     def sort_arguments(self) -> None:
         """Resolve the model, and tell the model from the input among the arguments. Raises UsageError."""
-        self.place = self.endpoint.place()
+        self.place = self.endpoint.parse_endpoint()
         if self.place is None and self.model is None:
             raise UsageError(f"MODEL is missing: {options.A_MODEL}")
         if self.place is not None and self.input is None and self.model is not None and os.path.isfile(self.model):
@@ -124,7 +124,7 @@ class MapCommand:
             ask.prompt, template, self.system, ask.raw, () if table is None else table.columns, first
         )
         path = self.path = "" if self.place is not None else resolve_model_path(self.model or "")
-        engine_options = self.engine.context, self.engine.threads, self.engine.cache.types()
+        engine_options = self.engine.context, self.engine.threads, self.engine.cache.format_types()
         self.inputs = tuple(name for name in (path, self.input, ask.file) if name)
         job = MapJob(
             os.path.abspath(path), prompts, generation, output.n, not output.fast, *engine_options, ask.chat_template,

@@ -130,7 +130,7 @@ def require_stdin(path: str | None) -> None:
 
 def list_properties(choices: "AnswerGroup") -> list[str]:
     """Return the names of the properties in --json-schema, in order. Raises UsageError."""
-    schema = choices.shape.form().schema
+    schema = choices.shape.create_output_format().schema
     properties = schema.get("properties") if isinstance(schema, dict) else None
     return [*properties] if isinstance(properties, dict) else []
 
@@ -252,7 +252,7 @@ def check_provenance(
     """
     from localllm.files import provenance as origin
 
-    current = origin.Provenance.of(data or b"", name, by)
+    current = origin.Provenance.describe(data or b"", name, by)
     if output is None:
         yield lambda: None
         return

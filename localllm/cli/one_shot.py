@@ -23,7 +23,7 @@ from localllm.cli.options.one_shot import (
     encode_infill,
 )
 from localllm.cli.options.shared import require_complete
-from localllm.cli.parameters import explicit_options
+from localllm.cli.parameters import find_explicit_options
 from localllm.cli.prompt_input import (
     PromptInputs,
     build_prompt,
@@ -84,12 +84,12 @@ class OneShot:
     def run(self) -> None:
         """Generate, print and save the answer. Raises LocalllmError, and KeyboardInterrupt on Ctrl-C."""
         self.started, self.line = perf_counter(), ProgressLine()
-        self.place = self.endpoint.place()
+        self.place = self.endpoint.parse_endpoint()
         require_compatible(self.flags)
         earlier = self.open_conversation()
         inputs = self.read()
         longer = self.make_shortener()
-        suffix = self.infill.text(self.prompt.encoding, self.most_bytes)
+        suffix = self.infill.read_suffix(self.prompt.encoding, self.compute_max_bytes)
         system = options.read_system_message(self.prompt.system, self.prompt.system_file)
         generation = options.build_generation_options(opening.make_prefill_progress(self.line), self.generation)
         texts = self.read_choices()
@@ -137,13 +137,13 @@ class OneShot:
 
     @property
     def is_raw(self) -> bool:
-        """Whether the prompt is plain text, without a chat template."""
-        return self.prompt.raw or bool(explicit_options(self.infill))
+        """Return whether the prompt is plain text, without a chat template."""
+        return self.prompt.raw or bool(find_explicit_options(self.infill))
 
     @property
     def has_diffusion_options(self) -> bool:
-        """Whether options of diffusion models are set that change the answer."""
-        return bool(explicit_options(self.diffusion).keys() - {"visual"})
+        """Return whether options of diffusion models are set that change the answer."""
+        return bool(find_explicit_options(self.diffusion).keys() - {"visual"})
 
     @property
     def is_search(self) -> bool:
@@ -169,11 +169,13 @@ class OneShot:
             raise UsageError("MODEL and the prompt are missing: localllm run MODEL -p TEXT")
         return earlier
 
-    def most_bytes(self) -> int:
+    def compute_max_bytes(self) -> int:
         """Return the maximum bytes of the prompt in UTF-8."""
         if self.place:
             return opening.get_unlimited()
-        return opening.most_bytes(opening.model_or_builtin(self.model), self.engine, self.generation.on_overflow)
+        return opening.compute_max_bytes(
+            opening.default_to_builtin(self.model), self.engine, self.generation.on_overflow
+        )
 
     def read(self) -> PromptInputs:
         """Read the prompt from the command line, files and stdin. Raises UsageError, ContextError."""
@@ -184,7 +186,7 @@ class OneShot:
             self.files,
             not (ask.no_stdin or self.images.takes_stdin),
             ask.encoding,
-            self.most_bytes,
+            self.compute_max_bytes,
             ask.binary_file,
             with_names=not (ask.no_names or self.is_raw),
         )._replace(prompt_first=ask.prompt_first or self.is_raw)
@@ -212,19 +214,19 @@ class OneShot:
         return {
             "--continue": follow.latest, "--session": follow.session is not None, "--extract": self.extracts_code,
             "-sys": ask.system is not None or ask.system_file is not None, "--raw": ask.raw,
-            "--chat-template": ask.chat_template is not None, "--suffix": explicit_options(self.infill),
+            "--chat-template": ask.chat_template is not None, "--suffix": find_explicit_options(self.infill),
             "--image": self.images.image_files, "--tools": self.tools.is_enabled, "--n": output.n > 1,
             "--beams": output.beams > 0, "--choices": output.choices_given is not None, "--json": output.as_json,
             "--stats": output.stats, "--receipt": output.receipt is not None, "--endpoint": self.place is not None,
             STEPS: self.has_diffusion_options, FORM: self.generation.shape.forms,
-            THOUGHTS: explicit_options(self.generation.thoughts),
+            THOUGHTS: find_explicit_options(self.generation.thoughts),
         }  # fmt: skip
 
     def open(self, place: "Endpoint | None", stack: ExitStack) -> "Model":
         """Open the model, or connect to the server at `place`. Raises LocalllmError."""
         template, mmproj, pan_and_scan = self.prompt.chat_template, self.images.mmproj, self.images.pan_and_scan
         if place is None:
-            path, no_cache = opening.model_or_builtin(self.model), self.prompt.no_cache
+            path, no_cache = opening.default_to_builtin(self.model), self.prompt.no_cache
             return stack.enter_context(opening.open_model(path, self.engine, template, no_cache, mmproj, pan_and_scan))
         from localllm.cli.options.one_shot import open_remote
 

@@ -76,20 +76,20 @@ def pull_with_progress(reference: "HubReference") -> str:
                 self.last = monotonic()
                 self.line.show(to_one_line(text))
 
-        def looking(self, subject: str) -> None:
+        def report_lookup(self, subject: str) -> None:
             self.show(f"{reference.text}: looking at {subject}", last=True)
 
-        def checking(self, file: str, done: int, total: int) -> None:
+        def report_check(self, file: str, done: int, total: int) -> None:
             self.show(f"checking {format_size(done)} of {format_size(total)}: {file}", last=done == total)
 
-        def receiving(self, file: str, done: int, total: int) -> None:
+        def report_download(self, file: str, done: int, total: int) -> None:
             if self.first < 0:
                 self.first, self.start = done, monotonic()
             speed = (done - self.first) / max(1e-3, monotonic() - self.start)
             rate = f", {format_size(int(speed))}/s, {format_duration((total - done) / speed)} to go" if speed else ""
             self.show(f"{format_size(done)} of {format_size(total)}{rate}: {file}", last=done == total)
 
-        def interrupted(self, reason: str) -> None:
+        def report_interruption(self, reason: str) -> None:
             self.show(f"trying again: {reason}", last=True)
 
     display = LineProgress()
@@ -114,7 +114,7 @@ def format_duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds_left:02d}" if hours else f"{minutes}:{seconds_left:02d}"
 
 
-def model_or_builtin(model: str | None) -> str:
+def default_to_builtin(model: str | None) -> str:
     return str(localllm.builtin_model()) if model is None else model
 
 
@@ -131,7 +131,7 @@ def get_first_messages(model: str | None, is_remote: bool) -> "list[Message]":
     return [] if model is None or is_remote else read_messages(model)
 
 
-def most_bytes(model: str, engine: EngineGroup, on_overflow: str | None) -> int:
+def compute_max_bytes(model: str, engine: EngineGroup, on_overflow: str | None) -> int:
     """Return the maximum bytes of a prompt in UTF-8.
 
     Raises the errors of resolve_model_path, and ModelError.
@@ -169,7 +169,7 @@ def open_model(
 
     line = ProgressLine()
     with line:
-        options = engine.options(make_compile_progress(line), make_upload_progress(line))
+        options = engine.to_options(make_compile_progress(line), make_upload_progress(line))
         opened = open_with_options(path, options, chat_template, not no_cache, mmproj, pan_and_scan)
     from localllm.kernels.build.faults import end_on_bus_error
 
@@ -281,7 +281,7 @@ def make_hash_progress(line: ProgressLine) -> Callable[[int, int], None]:
 
 
 @contextmanager
-def opened_search(
+def open_search(
     places: Sequence[str],
     files: "FileFilterGroup",
     models: "SearchModelGroup",
@@ -299,7 +299,7 @@ def opened_search(
         engine, *(None if each is None else resolve_model_path(each) for each in (models.embedder, models.reranker))
     )
     with line:
-        search = PassageSearch(places, files.filter(), model_options, line.show, lines)
+        search = PassageSearch(places, files.create_filter(), model_options, line.show, lines)
     with search:
         warn(search.warnings)
         yield search

@@ -131,17 +131,17 @@ class ConvertingParameter:
 
                 typed = ctx.meta[TYPED].names.get(get_own_name(self), self.metavar)
                 hint = NUMBER_HINTS.get(f"{ctx.info_name} {typed}", "")
-                name = self.variable() if source == "ENVIRONMENT" else typed
+                name = self.find_variable() if source == "ENVIRONMENT" else typed
                 raise UsageError(f"{name}: {error}{hint and f'; {hint}'}") from None
         return self.callback(ctx, self, value) if self.callback else value
 
-    def variable(self) -> str | None:
+    def find_variable(self) -> str | None:
         """Return the first of its environment variables that is set, or None."""
         return next((each for each in self.variables if os.environ.get(each)), None)
 
     def value_from_envvar(self, ctx: Any) -> str | list[str] | None:
         """Return the environment's value, in a list for a repeatable option."""
-        name = None if self.name in ctx.meta.get(UNTYPED_ONLY, ()) else self.variable()
+        name = None if self.name in ctx.meta.get(UNTYPED_ONLY, ()) else self.find_variable()
         return name and ([os.environ[name]] if self.takes_several else os.environ[name])
 
 
@@ -294,7 +294,7 @@ def is_group(kind: object) -> bool:
     return isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, DeclaredGroup))
 
 
-def explicit_options(options: Any) -> dict[str, Any]:
+def find_explicit_options(options: Any) -> dict[str, Any]:
     """Return the options of a group that differ from their defaults, by field."""
     values = ((each, getattr(options, each.name)) for each in list_fields(type(options)))
     return {each.name: value for each, value in values if value not in (each.default, None, (), [])}

@@ -150,7 +150,7 @@ def measure_divergences(
     """Measure the divergence of each file from the base logits, by type. Raises PerplexityRunner's errors."""
     from localllm.quantizing.quantize_set import Divergence
     from localllm.services.evaluation.perplexity import PerplexityRunner
-    from localllm.services.evaluation.scores import mean_with_error
+    from localllm.services.evaluation.scores import compute_mean_with_error
 
     line, divergences = ProgressLine(), dict[str, Divergence]()
     with line:
@@ -159,8 +159,8 @@ def measure_divergences(
             with PerplexityRunner(result.files[0].path, size, threads, opening.make_compile_progress(line)) as reader:
                 for comparison in reader.compare(base):
                     line.show(f"{name}: measuring the divergence, {comparison.chunks} of {count} chunks")
-            kld, error = mean_with_error(comparison.kld)
-            divergences[name] = Divergence(kld, error, mean_with_error(comparison.same_top)[0])
+            kld, error = compute_mean_with_error(comparison.kld)
+            divergences[name] = Divergence(kld, error, compute_mean_with_error(comparison.same_top)[0])
     return divergences
 
 

@@ -177,7 +177,7 @@ class OpenArguments:
     verbose: bool = True
 
     @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> "OpenArguments":
+    def from_arguments(cls, arguments: Mapping[str, Any]) -> "OpenArguments":
         """Check arguments, and warn of those without an effect. Raises UsageError for unsupported ones."""
         defaults = {each.name: each.default for each in fields(cls)}
         for name, reason in UNSUPPORTED.items():
@@ -222,7 +222,7 @@ class OpenArguments:
 
     @property
     def is_default_rope(self) -> bool:
-        """Whether base and scale are the defaults that LangChain passes."""
+        """Return whether base and scale are the defaults that LangChain passes."""
         return (self.rope_freq_base, self.rope_freq_scale) == DEFAULT_ROPE
 
     @property

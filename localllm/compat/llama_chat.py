@@ -39,7 +39,7 @@ class ChatCompletion:
         else:
             self.answer = model.chat(arguments.messages, max_tokens, stop, **options)
 
-    def whole(self) -> dict[str, object]:
+    def generate_response(self) -> dict[str, object]:
         """Generate the complete answer; return the response."""
         for _ in self.answer:
             pass
@@ -49,10 +49,15 @@ class ChatCompletion:
             if self.is_legacy:
                 message["function_call"] = calls[0]["function"]
         logprobs = format_chat_logprobs(self.answer.logprobs, self.model.tokenizer) if self.has_logprobs else None
-        choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": self._reason(bool(calls))}
+        choice = {
+            "index": 0,
+            "message": message,
+            "logprobs": logprobs,
+            "finish_reason": self._get_finish_reason(bool(calls)),
+        }
         return {**self.head, "choices": [choice], "usage": count_usage(self.answer)}
 
-    def _reason(self, has_calls: bool) -> str:
+    def _get_finish_reason(self, has_calls: bool) -> str:
         reason = self.answer.finish_reason
         return "tool_calls" if has_calls and reason == "stop" else reason
 
@@ -72,7 +77,7 @@ class ChatCompletion:
             yield format_chunk({"role": "assistant"})
             for part in self.answer.parts:
                 yield format_chunk(format_delta(part, calls, self.is_legacy))
-            yield format_chunk({}, self._reason(bool(calls)))
+            yield format_chunk({}, self._get_finish_reason(bool(calls)))
         finally:
             self.answer.close()
 

@@ -102,7 +102,7 @@ class TextCompletion:
         prompt = self.arguments.prompt
         return prompt if isinstance(prompt, str) else self.model.detokenize(prompt)
 
-    def whole(self) -> dict[str, object]:
+    def generate_response(self) -> dict[str, object]:
         """Generate the complete answer; return the response."""
         text = "".join(self.answer)
         choice = {

@@ -116,7 +116,7 @@ class Llama:
         arguments: see OpenArguments. Raises ModelError, MemoryLimitError, UsageError.
         """
         self._closed = True
-        opening = OpenArguments.of(arguments)
+        opening = OpenArguments.from_arguments(arguments)
         self.model_path, self.verbose, self.chat_format = model_path, opening.verbose, opening.chat_format
         self._pooling, self._logits_all, self._last_n = opening.pooling, opening.logits_all, opening.last_n_tokens_size
         self.model = opening.open_model(resolve_model(model_path))
@@ -152,7 +152,7 @@ class Llama:
         """
         name, seed = arguments.model or self.model_path, self._draw_seed(arguments.seed)
         completion = TextCompletion(self.model, arguments, name, self._last_n, seed)
-        return completion.stream() if arguments.stream else completion.whole()
+        return completion.stream() if arguments.stream else completion.generate_response()
 
     @accept_arguments(CompletionArguments)
     def __call__(self, arguments: CompletionArguments) -> Any:
@@ -167,7 +167,7 @@ class Llama:
         """
         name, seed = arguments.model or self.model_path, self._draw_seed(arguments.seed)
         completion = ChatCompletion(self.model, arguments, name, self._last_n, seed)
-        return completion.stream() if arguments.stream else completion.whole()
+        return completion.stream() if arguments.stream else completion.generate_response()
 
     @accept_arguments(ChatArguments)
     def create_chat_completion_openai_v1(self, arguments: ChatArguments) -> Any:

@@ -46,21 +46,21 @@ def open_clip(path: str | os.PathLike[str]) -> Checkpoint:
     """Open both encoders of a CLIP checkpoint. Raises ModelError if it is incomplete or unsupported."""
     folder = Path(path)
     config = CheckpointConfig.of(folder)
-    out, metadata, parts = config.count("projection_dim", 512), dict[str, object](), dict[str, ProjectorTensor]()
-    kinds = {config.section(f"{tower}_config").get("hidden_act", "quick_gelu") for tower in EXTRA_SIZES}
+    out, metadata, parts = config.read_count("projection_dim", 512), dict[str, object](), dict[str, ProjectorTensor]()
+    kinds = {config.get_section(f"{tower}_config").get("hidden_act", "quick_gelu") for tower in EXTRA_SIZES}
     if len(kinds) != 1 or (kind := kinds.pop()) not in ACTIVATIONS:
         raise config.make_error("hidden_act must be quick_gelu or gelu, and the same for both encoders")
     for tower, names in EXTRA_SIZES.items():
-        section = config.section(f"{tower}_config")
-        sizes = {ours: section.count(name, DEFAULTS[tower][name]) for ours, name in (SIZES | names).items()}
-        epsilon = section.number("layer_norm_eps", 1e-5)
+        section = config.get_section(f"{tower}_config")
+        sizes = {ours: section.read_count(name, DEFAULTS[tower][name]) for ours, name in (SIZES | names).items()}
+        epsilon = section.read_number("layer_norm_eps", 1e-5)
         keys = {**sizes, "projection_dim": out, "attention.layer_norm_epsilon": epsilon}
         metadata |= {f"clip.{tower}.{name}": value for name, value in keys.items()}
         parts |= list_encoder_tensors(tower, sizes, out, section)
     tensors = read_tensors(folder, parts)
     pictures = read_preprocessing(folder)
     for name in ("image_mean", "image_std"):
-        metadata[f"clip.vision.{name}"] = pictures.numbers(name, 3)
+        metadata[f"clip.vision.{name}"] = pictures.read_numbers(name, 3)
     warnings = list[str]()
     about = {
         "general.architecture": "clip",
@@ -84,7 +84,7 @@ def list_encoder_tensors(
     if tower == "text":
         embeddings = f"{source}.embeddings"
         parts |= declare_tensor(
-            "t.token_embd", f"{embeddings}.token_embedding", section.count("vocab_size", 49408), width
+            "t.token_embd", f"{embeddings}.token_embedding", section.read_count("vocab_size", 49408), width
         )
         parts |= declare_tensor("t.position_embd", f"{embeddings}.position_embedding", sizes["context_length"], width)
         parts |= declare_with_bias("t.post_ln", f"{source}.final_layer_norm", width)
@@ -134,7 +134,7 @@ def read_vocabulary(folder: Path) -> dict[str, object]:
     """Read the vocabulary and its merges. Raises ModelError."""
     content = read_json(folder / "tokenizer.json")
     if content is not None:
-        model = CheckpointConfig(content, folder / "tokenizer.json").section("model")
+        model = CheckpointConfig(content, folder / "tokenizer.json").get_section("model")
         ids, merges = model.get("vocab"), model.get("merges")
     else:
         ids, merges = read_json(folder / "vocab.json"), read_merges(folder / "merges.txt")

@@ -57,7 +57,7 @@ class CheckpointConfig:
 
         defaults: values that both may omit.
         """
-        content = {**defaults, **self.content, **self.section("text_config").content}
+        content = {**defaults, **self.content, **self.get_section("text_config").content}
         if "tie_word_embeddings" in self.content:  # here the outer value counts
             content["tie_word_embeddings"] = self.content["tie_word_embeddings"]
         return self.replace_content(content)
@@ -70,7 +70,7 @@ class CheckpointConfig:
         """Return a copy with other content."""
         return CheckpointConfig(content, self.path, self.warnings, self.asked, self.prefix)
 
-    def section(self, name: str) -> "CheckpointConfig":
+    def get_section(self, name: str) -> "CheckpointConfig":
         """Return a nested object; an empty one if it is missing."""
         content = self.get(name)
         if content is None:
@@ -79,12 +79,12 @@ class CheckpointConfig:
             raise self.make_error(f"{name} must be an object")
         return CheckpointConfig(content, self.path, self.warnings, self.asked, f"{self.prefix}{name}.")
 
-    def place(self, key: str) -> tuple["CheckpointConfig", str]:
+    def find_key(self, key: str) -> tuple["CheckpointConfig", str]:
         """Return the section of a key like "attn_config.alibi", and the key within it."""
         *sections, name = key.split(".")
         config = self
         for section in sections:
-            config = config.section(section)
+            config = config.get_section(section)
         return config, name
 
     def make_error(self, problem: str) -> ModelError:
@@ -96,41 +96,41 @@ class CheckpointConfig:
         value = self.content.get(name)
         return default if value is None else value
 
-    def count(self, name: str, default: int | None = None, maximum: int = MAX_COUNT) -> int:
+    def read_count(self, name: str, default: int | None = None, maximum: int = MAX_COUNT) -> int:
         """Return an integer from 1 to `maximum`, or the default."""
         value = self.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or not (1 <= value <= maximum or value == default):
             raise self.make_error(f"{name} must be a number from 1 to {maximum} (found {quote(value)})")
         return value
 
-    def number(self, name: str, default: float | None = None) -> float:
+    def read_number(self, name: str, default: float | None = None) -> float:
         """Return a positive number that float32 can hold."""
         value = self.get(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < LARGEST:
             raise self.make_error(f"{name} must be a positive number (found {quote(value)})")
         return float(value)
 
-    def numbers(self, name: str, count: int) -> list[float]:
+    def read_numbers(self, name: str, count: int) -> list[float]:
         """Return a list of `count` positive numbers."""
         values = self.get(name)
         if not isinstance(values, list) or len(values) != count:
             raise self.make_error(f"{name} must be a list of {count} numbers")
-        return [CheckpointConfig({name: value}, self.path).number(name) for value in values]
+        return [CheckpointConfig({name: value}, self.path).read_number(name) for value in values]
 
-    def flag(self, name: str, default: bool = False) -> bool:
+    def read_flag(self, name: str, default: bool = False) -> bool:
         """Return a boolean."""
         value = self.get(name, default)
         if not isinstance(value, bool):
             raise self.make_error(f"{name} must be true or false (found {quote(value)})")
         return value
 
-    def only(self, name: str, *allowed: object) -> None:
+    def require_value(self, name: str, *allowed: object) -> None:
         """Raise ModelError for a value other than `allowed` or null: GGUF cannot express it."""
         value = self.get(name)
         if value is not None and value not in allowed:
             raise self.make_error(f"{name} {printable(str(value))} is not supported")
 
-    def windows(self, expected: Sequence[bool]) -> None:
+    def require_windows(self, expected: Sequence[bool]) -> None:
         """Raise ModelError for layer_types other than `expected`: whether each layer has a sliding window."""
         types = self.get("layer_types")
         if types is not None and types != ["sliding_attention" if window else "full_attention" for window in expected]:

@@ -135,7 +135,7 @@ def list_expert_tensors(sizes: Sizes, prefix: str) -> Layer:
 ROTATED = ("attn_q", "attn_k")  # matrices that GGUF rotates by adjacent pairs
 
 
-def mtp_layer(sizes: Sizes, number: int) -> Layer:
+def list_mtp_tensors(sizes: Sizes, number: int) -> Layer:
     """List the additional tensors of a multi-token prediction layer, under DeepSeek's names.
 
     Embedding, norm and output matrix may be the model's.

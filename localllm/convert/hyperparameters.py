@@ -47,7 +47,7 @@ def read_decoder(
     """Read a transformer with RoPE and RMS norms. Raises ModelError."""
     refuse_other_activations(config, activations)
     sizes = read_attention_sizes(config)
-    context = config.count("max_position_embeddings", 2048)
+    context = config.read_count("max_position_embeddings", 2048)
     dims = count_rotary_dims(config, sizes["head_dim"])
     if whole_heads and dims != sizes["head_dim"]:
         raise config.make_error("partial_rotary_factor is not supported")
@@ -59,29 +59,29 @@ def read_decoder(
         "feed_forward_length": sizes["hidden"],
         "attention.head_count": sizes["heads"],
         "attention.head_count_kv": sizes["kv_heads"],
-        "attention.layer_norm_rms_epsilon": config.number("rms_norm_eps", 1e-6),
+        "attention.layer_norm_rms_epsilon": config.read_number("rms_norm_eps", 1e-6),
         **{f"rope.{name}": value for name, value in rope.metadata.items()},
     }
     if config.get("head_dim") is not None or sizes["queries"] != sizes["width"]:
         metadata |= {f"attention.{side}_length": sizes["head_dim"] for side in ("key", "value")}
-    return CheckpointHyperparameters(sizes, metadata, rope.tensors, config.flag("tie_word_embeddings"))
+    return CheckpointHyperparameters(sizes, metadata, rope.tensors, config.read_flag("tie_word_embeddings"))
 
 
 def read_attention_sizes(config: CheckpointConfig) -> dict[str, int]:
     """Read the sizes of attention and feed-forward matrices."""
-    heads, width = config.count("num_attention_heads"), config.count("hidden_size")
-    head_dim = config.count("head_dim", width // heads or 1)
-    kv_heads = config.count("num_key_value_heads", heads)
+    heads, width = config.read_count("num_attention_heads"), config.read_count("hidden_size")
+    head_dim = config.read_count("head_dim", width // heads or 1)
+    kv_heads = config.read_count("num_key_value_heads", heads)
     if heads % kv_heads or head_dim % 2:
         raise config.make_error(
             f"num_attention_heads {heads} must be divisible by num_key_value_heads {kv_heads}, and head_dim {head_dim} "
             "must be even"
         )
     return {
-        "vocab": config.count("vocab_size"),
+        "vocab": config.read_count("vocab_size"),
         "width": width,
-        "hidden": config.count("intermediate_size"),
-        "layers": config.count("num_hidden_layers", maximum=MAX_LAYERS),
+        "hidden": config.read_count("intermediate_size"),
+        "layers": config.read_count("num_hidden_layers", maximum=MAX_LAYERS),
         "heads": heads,
         "kv_heads": kv_heads,
         "head_dim": head_dim,
@@ -92,7 +92,7 @@ def read_attention_sizes(config: CheckpointConfig) -> dict[str, int]:
 
 def count_rotary_dims(config: CheckpointConfig, head_dim: int) -> int:
     """Return the number of rotated dimensions of a head."""
-    share = find_rope_parameters(config).number("partial_rotary_factor", 1.0)
+    share = find_rope_parameters(config).read_number("partial_rotary_factor", 1.0)
     dims = int(head_dim * share)
     if not 0 < dims <= head_dim or dims % 2:
         raise config.make_error(f"partial_rotary_factor {share} is not supported")
@@ -102,13 +102,13 @@ def count_rotary_dims(config: CheckpointConfig, head_dim: int) -> int:
 def refuse_other_activations(config: CheckpointConfig, allowed: tuple[str, ...]) -> None:
     """Raise ModelError for an activation that the architecture does not support."""
     for name in ("hidden_act", "hidden_activation", "activation_function"):
-        config.only(name, *allowed)
+        config.require_value(name, *allowed)
 
 
 def warn_of_window(config: CheckpointConfig) -> None:
     """Warn of a sliding window if GGUF's readers ignore it for the architecture."""
-    window = config.get("sliding_window") if config.flag("use_sliding_window", True) else None
-    if isinstance(window, int) and 0 < window < config.count("max_position_embeddings", 2048):
+    window = config.get("sliding_window") if config.read_flag("use_sliding_window", True) else None
+    if isinstance(window, int) and 0 < window < config.read_count("max_position_embeddings", 2048):
         config.warnings.append(f"the model's sliding window of {window} tokens is ignored: attention covers all tokens")
 
 
@@ -186,7 +186,9 @@ def add_experts(
 
     hidden, count, active_key: their keys in config.json.
     """
-    experts, active, size = (section.count(name) for section, name in map(config.place, (count, active_key, hidden)))
+    experts, active, size = (
+        section.read_count(name) for section, name in map(config.find_key, (count, active_key, hidden))
+    )
     if active > experts:
         raise config.make_error(f"{active_key} {active} must be at most {count}, {experts}")
     return h.update({"experts": experts, "expert_hidden": size}, expert_count=experts, expert_used_count=active)
@@ -195,8 +197,8 @@ def add_experts(
 def add_deepseek_experts(config: CheckpointConfig, h: CheckpointHyperparameters) -> CheckpointHyperparameters:
     """Add groups of experts; V3 selects them by scores plus a bias."""
     h = add_experts(config, h, "moe_intermediate_size", "n_routed_experts")
-    score, shared = config.get("scoring_func"), config.count("n_shared_experts", 0)
-    config.only("scoring_func", "softmax", "sigmoid")
+    score, shared = config.get("scoring_func"), config.read_count("n_shared_experts", 0)
+    config.require_value("scoring_func", "softmax", "sigmoid")
     if config.get("topk_method") == "group_limited_greedy":
         config.warnings.append(
             "GGUF's readers rank expert groups by their two best experts, but the model by the best one"
@@ -204,25 +206,25 @@ def add_deepseek_experts(config: CheckpointConfig, h: CheckpointHyperparameters)
     leading = count_leading_dense(config)
     sizes = {"shared_hidden": shared * h.sizes["expert_hidden"], "leading_dense": leading}
     sizes |= {"biased": int(config.get("topk_method") == "noaux_tc")}
-    sizes |= {"mtp_layers": config.count("num_nextn_predict_layers", 0), "both_inputs": 2 * h.sizes["width"]}
+    sizes |= {"mtp_layers": config.read_count("num_nextn_predict_layers", 0), "both_inputs": 2 * h.sizes["width"]}
     return h.update(
         sizes,
         leading_dense_block_count=leading,
         expert_feed_forward_length=h.sizes["expert_hidden"],
         expert_shared_count=shared,
-        expert_weights_scale=config.number("routed_scaling_factor", 1.0),
-        expert_weights_norm=config.flag("norm_topk_prob") or None,
-        expert_group_count=config.get("n_group") and config.count("n_group"),
-        expert_group_used_count=config.get("topk_group") and config.count("topk_group"),
+        expert_weights_scale=config.read_number("routed_scaling_factor", 1.0),
+        expert_weights_norm=config.read_flag("norm_topk_prob") or None,
+        expert_group_count=config.get("n_group") and config.read_count("n_group"),
+        expert_group_used_count=config.get("topk_group") and config.read_count("topk_group"),
         expert_gating_func=None if score is None else SCORES[score],
     )
 
 
 def add_sigmoid_experts(config: CheckpointConfig, h: CheckpointHyperparameters) -> CheckpointHyperparameters:
     """Add experts with sigmoid routing after the first layers, and a multi-token prediction layer."""
-    hidden = config.count("num_shared_experts", 1) * h.sizes["expert_hidden"]
+    hidden = config.read_count("num_shared_experts", 1) * h.sizes["expert_hidden"]
     sizes = {"leading_dense": count_leading_dense(config), "shared_hidden": hidden, "both_inputs": 2 * h.sizes["width"]}
-    sizes |= {"mtp_layers": config.count("num_nextn_predict_layers", 0)}
+    sizes |= {"mtp_layers": config.read_count("num_nextn_predict_layers", 0)}
     return h.update(
         sizes,
         expert_feed_forward_length=h.sizes["expert_hidden"],
@@ -235,9 +237,9 @@ def count_leading_dense(config: CheckpointConfig) -> int:
     """Return how many of the first layers have no experts, by a count or by mlp_layer_types."""
     types = config.get("mlp_layer_types")
     if not isinstance(types, list):
-        return config.count("first_k_dense_replace", 0)
+        return config.read_count("first_k_dense_replace", 0)
     leading = types.index("sparse") if "sparse" in types else len(types)
     if types != ["dense"] * leading + ["sparse"] * (len(types) - leading):
         raise config.make_error("mlp_layer_types must have dense layers before sparse ones only")
-    config.only("first_k_dense_replace", leading)
+    config.require_value("first_k_dense_replace", leading)
     return leading

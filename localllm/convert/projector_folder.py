@@ -39,7 +39,9 @@ def open_projector(path: str | os.PathLike[str]) -> Checkpoint:
     folder = Path(path)
     config = CheckpointConfig.of(folder)
     read = find_projector(config)
-    seeing = VisionConfig(config, config.section("vision_config"), read_preprocessing(folder), read_text_width(config))
+    seeing = VisionConfig(
+        config, config.get_section("vision_config"), read_preprocessing(folder), read_text_width(config)
+    )
     facts = read(seeing)
     tensors = [*build_tensors(folder, open_quantized(open_weights(folder), config), facts)]
     warnings = list[str]()
@@ -51,7 +53,7 @@ def open_projector(path: str | os.PathLike[str]) -> Checkpoint:
     metadata |= {"clip.has_vision_encoder": True}
     metadata |= {f"clip.vision.{name}": size for name, size in facts.encoder.metadata.items()}
     for name in ("image_mean", "image_std"):
-        metadata[f"clip.vision.{name}"] = seeing.pictures.numbers(name, 3)
+        metadata[f"clip.vision.{name}"] = seeing.pictures.read_numbers(name, 3)
     metadata |= {f"clip.{name}": value for name, value in facts.metadata.items() if value is not None}
     metadata["general.quantization_version"] = gguf.GGML_QUANT_VERSION
     refuse_lone_surrogates(folder, metadata)
@@ -60,8 +62,8 @@ def open_projector(path: str | os.PathLike[str]) -> Checkpoint:
 
 def read_text_width(config: CheckpointConfig) -> int:
     """Return the embedding length of the language model. Raises ModelError."""
-    kind = config.section("text_config").get("model_type")
-    return config.merge_text_config({"hidden_size": LLAMA_WIDTH} if kind in ("llama", "mistral") else {}).count(
+    kind = config.get_section("text_config").get("model_type")
+    return config.merge_text_config({"hidden_size": LLAMA_WIDTH} if kind in ("llama", "mistral") else {}).read_count(
         "hidden_size"
     )
 
@@ -73,7 +75,7 @@ def read_preprocessing(folder: Path) -> CheckpointConfig:
     if settings is None and (newer is None or "image_processor" not in newer):
         raise ModelError(f"{path}: this file is missing; it defines the image preprocessing")
     return CheckpointConfig(
-        {**(settings or {}), **CheckpointConfig(newer or {}, path).section("image_processor").content}, path
+        {**(settings or {}), **CheckpointConfig(newer or {}, path).get_section("image_processor").content}, path
     )
 
 

@@ -21,7 +21,7 @@ from localllm.convert.family import (
     Dimensions,
     Layer,
     list_expert_tensors,
-    mtp_layer,
+    list_mtp_tensors,
 )
 from localllm.convert.hyperparameters import (
     GELU,
@@ -163,7 +163,7 @@ def list_group_tensors(names: str, sizes: Sizes, number: int, own: Layer) -> Lay
         elif name.startswith("experts:"):
             result |= list_expert_tensors(sizes, name.removeprefix("experts:"))
         else:
-            result |= mtp_layer(sizes, number) if name == "mtp" else GROUPS[name]
+            result |= list_mtp_tensors(sizes, number) if name == "mtp" else GROUPS[name]
     return result
 
 
@@ -207,8 +207,8 @@ def make_reader(record: CheckpointDeclaration) -> Callable[[CheckpointConfig], C
 def read_config(config: CheckpointConfig, record: CheckpointDeclaration) -> CheckpointHyperparameters:
     """Read config.json by a record. Raises ModelError."""
     for key, allowed in record.get("only", {}).items():
-        section, name = config.place(key)
-        section.only(name, *(allowed if isinstance(allowed, tuple) else (allowed,)))
+        section, name = config.find_key(key)
+        section.require_value(name, *(allowed if isinstance(allowed, tuple) else (allowed,)))
     renamed = config.update(**{key: read_renamed_value(config, its) for key, its in record.get("reads", {}).items()})
     partial = record.get("partial_rope", False)
     if "approximated" in record:
@@ -225,7 +225,7 @@ def read_config(config: CheckpointConfig, record: CheckpointDeclaration) -> Chec
     if "experts" in record:
         h = add_experts(renamed, h, *(find_key(renamed, keys) for keys in record["experts"].split()))
     if period := record.get("windows"):
-        config.windows([(number + 1) % period != 0 for number in range(h.sizes["layers"])])
+        config.require_windows([(number + 1) % period != 0 for number in range(h.sizes["layers"])])
     dims = {"rotary_dims": count_rotary_dims(renamed, h.sizes["head_dim"]), "context": h.metadata["context_length"]}
     for name, text in record.get("sizes", {}).items():
         h = h.update({name: evaluate(renamed, {**h.sizes, **dims}, text)})
@@ -233,7 +233,7 @@ def read_config(config: CheckpointConfig, record: CheckpointDeclaration) -> Chec
     metadata |= {"rope.dimension_count": dims["rotary_dims"]} if partial else {}
     if "layer_norm" in record:
         metadata |= {"attention.layer_norm_rms_epsilon": None}
-        metadata |= {"attention.layer_norm_epsilon": config.number(record["layer_norm"], 1e-5)}
+        metadata |= {"attention.layer_norm_epsilon": config.read_number(record["layer_norm"], 1e-5)}
     for key, text in record.get("amounts", {}).items():
         size = evaluate(renamed, {**h.sizes, **dims}, text.removeprefix("?"))
         metadata[key] = size or None if text.startswith("?") else size
@@ -248,31 +248,31 @@ ACTIVATIONS = {"silu": SILU, "gelu": GELU, "exact_gelu": ("gelu",)}
 
 def read_value(config: CheckpointConfig, key: str, gguf_key: str, *default: Any) -> Any:
     """Read a value of the type that the GGUF key has; a default of None: it may be missing."""
-    section, name = config.place(key)
+    section, name = config.find_key(key)
     if default == (None,):
         if section.get(name) is None:
             return None
         default = ()
     if gguf_key in FLAGS:
-        return section.flag(name, *default)
-    return section.count(name, *default) if COUNTS.fullmatch(gguf_key) else section.number(name, *default)
+        return section.read_flag(name, *default)
+    return section.read_count(name, *default) if COUNTS.fullmatch(gguf_key) else section.read_number(name, *default)
 
 
 def read_renamed_value(config: CheckpointConfig, its: object) -> object:
     """Read a value for another key: an expression, the first of several keys that exists, or a constant."""
     if isinstance(its, tuple):
-        return config.number(*its)
+        return config.read_number(*its)
     if not isinstance(its, str):
         return its
     if re.search(r"[*+=]", its):
         return evaluate(config, {}, its)
-    section, name = config.place(find_key(config, its))
+    section, name = config.find_key(find_key(config, its))
     return section.get(name)
 
 
 def find_key(config: CheckpointConfig, keys: str) -> str:
     """Return the first of several keys that config.json has, or the last: "num_experts|num_local_experts"."""
-    named = [key for key in keys.split("|") if config.place(key)[0].get(key.rpartition(".")[2]) is not None]
+    named = [key for key in keys.split("|") if config.find_key(key)[0].get(key.rpartition(".")[2]) is not None]
     return named[0] if named else keys.rpartition("|")[2]
 
 
@@ -287,7 +287,7 @@ def evaluate_factor(config: CheckpointConfig, sizes: Sizes, text: str) -> int:
     name, _, default = text.partition("=")
     if name.isdecimal() or name in sizes:
         return int(name) if name.isdecimal() else sizes[name]
-    section, key = config.place(name.removesuffix("?"))
+    section, key = config.find_key(name.removesuffix("?"))
     if name.endswith("?"):
-        return int(section.flag(key))
-    return section.count(key, *((int(default) if default.isdecimal() else sizes[default],) if default else ()))
+        return int(section.read_flag(key))
+    return section.read_count(key, *((int(default) if default.isdecimal() else sizes[default],) if default else ()))

@@ -23,11 +23,11 @@ class RopeScaling:
 
 def find_rope_parameters(config: CheckpointConfig) -> CheckpointConfig:
     """Return the RoPE section of config.json; of two, that of the layers with full attention."""
-    section = config.section("rope_parameters")
+    section = config.get_section("rope_parameters")
     if not section.content:
-        section = config.section("rope_scaling")
+        section = config.get_section("rope_scaling")
     if "full_attention" in section.content:
-        section = section.section("full_attention")
+        section = section.get_section("full_attention")
     names = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
     return section.replace_content({**{name: config.get(name) for name in names}, **section.content})
 
@@ -39,7 +39,7 @@ def read_rope(config: CheckpointConfig, dims: int, context: int, kinds: tuple[st
     blends, although GGUF's readers round them; "bordered" is YaRN with betas in the file.
     """
     rope = find_rope_parameters(config)
-    base = rope.number("rope_theta", 10000.0)
+    base = rope.read_number("rope_theta", 10000.0)
     scaling = RopeScaling({"freq_base": base})
     kind = rope.get("rope_type", rope.get("type", "default"))
     if SECTIONS in kinds:
@@ -47,17 +47,17 @@ def read_rope(config: CheckpointConfig, dims: int, context: int, kinds: tuple[st
     if kind == PLAIN or (kind == SECTIONS and kind in kinds):
         return scaling
     if kind == BEYOND and kind in kinds:
-        description = f"rope scaling {kind} by {rope.number('factor', 1.0)}"
+        description = f"rope scaling {kind} by {rope.read_number('factor', 1.0)}"
         config.warnings.append(f"{description} is ignored: beyond {context} tokens answers get worse")
         return scaling
     if not isinstance(kind, str) or kind not in kinds:
         raise config.make_error(f"rope scaling {printable(str(kind))} is not supported")
     if kind == "linear":
-        scaling.metadata |= {"scaling.type": "linear", "scaling.factor": rope.number("factor")}
+        scaling.metadata |= {"scaling.type": "linear", "scaling.factor": rope.read_number("factor")}
     elif kind == "yarn":
-        rope.only("truncate", True, *([False] if "untruncated" in kinds else []))
+        rope.require_value("truncate", True, *([False] if "untruncated" in kinds else []))
         for name, usual in () if "bordered" in kinds else (("beta_fast", 32), ("beta_slow", 1)):
-            rope.only(name, usual)
+            rope.require_value(name, usual)
         scaling.metadata |= read_yarn(rope, context)
     elif kind == "llama3":
         scaling.tensors["rope_freqs.weight"] = compute_llama3_factors(rope, base, dims)
@@ -88,18 +88,18 @@ def read_yarn(rope: CheckpointConfig, context: int) -> dict[str, object]:
 
     GGUF's readers apply the factor 1 + 0.1 ln(factor); the remaining factor is stored.
     """
-    factor = rope.number("factor")
+    factor = rope.read_number("factor")
     magnitude = compute_yarn_magnitude(factor, 1)
     if rope.get("attention_factor") is not None:
-        magnitude = rope.number("attention_factor")
+        magnitude = rope.read_number("attention_factor")
     elif rope.get("mscale") and rope.get("mscale_all_dim"):
-        magnitude = compute_yarn_magnitude(factor, rope.number("mscale")) / compute_yarn_magnitude(
-            factor, rope.number("mscale_all_dim")
+        magnitude = compute_yarn_magnitude(factor, rope.read_number("mscale")) / compute_yarn_magnitude(
+            factor, rope.read_number("mscale_all_dim")
         )
-    original = rope.count("original_max_position_embeddings", context)
+    original = rope.read_count("original_max_position_embeddings", context)
     scaling = {"scaling.type": "yarn", "scaling.factor": factor, "scaling.original_context_length": original}
     borders = ("beta_fast", "beta_slow")
-    scaling |= {f"scaling.yarn_{name}": rope.number(name) for name in borders if rope.get(name) is not None}
+    scaling |= {f"scaling.yarn_{name}": rope.read_number(name) for name in borders if rope.get(name) is not None}
     ratio = magnitude / (1 + 0.1 * math.log(factor))
     return scaling if math.isclose(ratio, 1) else scaling | {"scaling.attn_factor": ratio}
 
@@ -113,8 +113,8 @@ def compute_llama3_factors(rope: CheckpointConfig, base: float, dims: int) -> np
 
     Low frequencies are divided, high ones kept, others blended.
     """
-    factor, original = rope.number("factor"), rope.count("original_max_position_embeddings", 8192)
-    low, high = rope.number("low_freq_factor", 1.0), rope.number("high_freq_factor", 4.0)
+    factor, original = rope.read_number("factor"), rope.read_count("original_max_position_embeddings", 8192)
+    low, high = rope.read_number("low_freq_factor", 1.0), rope.read_number("high_freq_factor", 4.0)
     if high <= low:
         raise rope.make_error(f"rope scaling: high_freq_factor {high} must be above low_freq_factor {low}")
     rotations = (
@@ -126,10 +126,10 @@ def compute_llama3_factors(rope: CheckpointConfig, base: float, dims: int) -> np
 
 def add_long_rope(scaling: RopeScaling, rope: CheckpointConfig, dims: int, context: int) -> None:
     """Add LongRoPE (Ding et al. 2024): factors within and beyond the original context, and a magnitude."""
-    original = rope.count("original_max_position_embeddings", context)
+    original = rope.read_count("original_max_position_embeddings", context)
     stretch = context / original
     usual = math.sqrt(1 + math.log(stretch) / math.log(max(original, 2))) if stretch > 1 else 1.0
-    scaling.metadata["scaling.attn_factor"] = rope.number("attention_factor", usual)
+    scaling.metadata["scaling.attn_factor"] = rope.read_number("attention_factor", usual)
     for length in ("long", "short"):
-        factors = rope.numbers(f"{length}_factor", dims // 2)
+        factors = rope.read_numbers(f"{length}_factor", dims // 2)
         scaling.tensors[f"rope_factors_{length}.weight"] = np.array(factors, np.float32)

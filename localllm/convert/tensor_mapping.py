@@ -150,7 +150,7 @@ def match_tensors(
     tensor_places: Mapping[str, TensorOrigin],
     warnings: list[str],
 ) -> dict[str, Found]:
-    """Match stored tensors to the names in TensorPlace.of.
+    """Match stored tensors to the names in TensorOrigin.of.
 
     Raises ModelError for a tensor that the architecture does not use.
     """

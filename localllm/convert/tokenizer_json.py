@@ -33,12 +33,12 @@ _KINDS = [
 ]
 
 
-class Step(TypedDict, total=False):
+class TokenizerStep(TypedDict, total=False):
     """A normalizer or a pre-tokenizer; `type` decides which other keys it has."""
 
     type: str
-    normalizers: list["Step"]
-    pretokenizers: list["Step"]
+    normalizers: list["TokenizerStep"]
+    pretokenizers: list["TokenizerStep"]
     pattern: dict[str, str]
     content: str
     prepend: str
@@ -88,13 +88,13 @@ class TokenizerJson(TypedDict, total=False):
     """The content of a tokenizer.json. It is untrusted: code that reads it runs in `report_as_model_error`."""
 
     model: TokenizerModel
-    normalizer: Step | None
-    pre_tokenizer: Step | None
+    normalizer: TokenizerStep | None
+    pre_tokenizer: TokenizerStep | None
     post_processor: PostProcessor | None
     added_tokens: list[AddedToken] | None
 
 
-def list_normalizers(normalizer: Step | None) -> list[Step]:
+def list_normalizers(normalizer: TokenizerStep | None) -> list[TokenizerStep]:
     """List the steps of a `normalizer`, at any depth."""
     if not normalizer:
         return []
@@ -111,7 +111,7 @@ def build_sample() -> str:
     return "".join(pairs) + "".join(_KINDS[int(draw.random() * len(_KINDS))] for _ in range(12000))
 
 
-def find_pretokenizer(content: Step | None, ignore_merges: bool) -> str:
+def find_pretokenizer(content: TokenizerStep | None, ignore_merges: bool) -> str:
     """Return tokenizer.ggml.pre for the `pre_tokenizer` of a tokenizer.json. Raises ModelError."""
     from tokenizers import Tokenizer
 
@@ -134,7 +134,7 @@ def find_pretokenizer(content: Step | None, ignore_merges: bool) -> str:
     return USUAL_NAMES.get(name, name)
 
 
-def list_pretokenizers(content: Step | None) -> list[Step]:
+def list_pretokenizers(content: TokenizerStep | None) -> list[TokenizerStep]:
     """List the steps of a `pre_tokenizer`."""
     if not isinstance(content, dict):
         return []

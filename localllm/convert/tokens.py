@@ -16,8 +16,8 @@ from localllm.convert.files import read_bytes, read_json, report_as_model_error
 from localllm.convert.sentencepiece import BPE, read_sentencepiece
 from localllm.convert.tokenizer_json import (
     WIDELY_KNOWN,
-    Step,
     TokenizerJson,
+    TokenizerStep,
     find_pretokenizer,
     list_normalizers,
     list_pretokenizers,
@@ -226,7 +226,7 @@ def refuse_splits(path: Path, content: TokenizerJson) -> None:
             raise ModelError(f"{path}: pre-tokenizer {kind} with byte_fallback is not supported")
 
 
-def never_splits(part: Step, content: TokenizerJson) -> bool:
+def never_splits(part: TokenizerStep, content: TokenizerJson) -> bool:
     """Return whether a step never splits a text.
 
     Gemma's, for example, splits at spaces, but an earlier step has replaced them.
@@ -311,7 +311,7 @@ def read_wordpiece(path: Path, content: TokenizerJson, size: int) -> VocabularyB
 
     Raises ModelError.
     """
-    model, (normalizer,) = content["model"], list_normalizers(content.get("normalizer")) or [Step()]
+    model, (normalizer,) = content["model"], list_normalizers(content.get("normalizer")) or [TokenizerStep()]
     pretokenizers = [part["type"] for part in list_pretokenizers(content.get("pre_tokenizer"))]
     if normalizer.get("type") != "BertNormalizer" or pretokenizers != ["BertPreTokenizer"]:
         raise ModelError(f"{path}: WordPiece must have BERT's normalizer and pre-tokenizer")

@@ -40,7 +40,7 @@ class VocabularySettings:
         contents = [read_json(folder / f"{name}.json") or {} for name in names]
         return cls(folder, cast("TokenizerJson | None", read_json(folder / "tokenizer.json")), *contents)
 
-    def text(self, name: str) -> str | None:
+    def get_token(self, name: str) -> str | None:
         """Return the string of a special token: bos, eos, unk or pad."""
         for content in (self.config, self.texts):
             token = content.get(f"{name}_token")
@@ -49,7 +49,7 @@ class VocabularySettings:
                 return token
         return None
 
-    def ids(self, name: str) -> list[int]:
+    def get_ids(self, name: str) -> list[int]:
         """Return the ids of a special token; eos may have several."""
         tokens: dict[int, None] = {}
         for content in (self.model, self.generation):
@@ -57,7 +57,7 @@ class VocabularySettings:
             tokens |= dict.fromkeys(filter(is_integer, to_list(value)))
         return list(tokens)
 
-    def template(self) -> dict[str, str | None] | None:
+    def read_template(self) -> dict[str, str | None] | None:
         """Return the tokens that tokenizer.json adds before (bos) and after (eos) a text; None if unspecified."""
         processor = (self.tokenizer or TokenizerJson()).get("post_processor") or PostProcessor()
         for step in processor.get("processors", [processor]):
@@ -123,7 +123,9 @@ def warn_of_wrong_types(settings: VocabularySettings) -> list[str]:
 def warn_of_unknown_ends(tokens: VocabularyBuilder, settings: VocabularySettings) -> list[str]:
     """Warn of end-of-text ids without a token."""
     ids = [
-        token for token in settings.ids("eos") if token < 0 or (token >= tokens.size and token not in tokens.left_out)
+        token
+        for token in settings.get_ids("eos")
+        if token < 0 or (token >= tokens.size and token not in tokens.left_out)
     ]
     return [f"eos_token_id {', '.join(map(str, ids))}: there is no such token: ignored"] if ids else []
 
@@ -150,11 +152,11 @@ def build_token_lists(tokens: VocabularyBuilder) -> dict[str, object]:
 def find_special_ids(tokens: VocabularyBuilder, settings: VocabularySettings) -> dict[str, int]:
     """Find the ids of special tokens: by their strings, else by their ids, else by the post-processor."""
     ids = {piece: token for token, piece in reversed(list(enumerate(tokens.pieces)))}
-    template = settings.template() or {}
+    template = settings.read_template() or {}
     metadata: dict[str, int] = {}
     for name, key in (ENCODER_SPECIAL if tokens.model in ("bert", "t5") else SPECIAL).items():
-        by_number = [token for token in settings.ids(name) if 0 <= token < tokens.size]
-        for token in (ids.get(settings.text(name) or ""), *by_number, ids.get(template.get(name) or "")):
+        by_number = [token for token in settings.get_ids(name) if 0 <= token < tokens.size]
+        for token in (ids.get(settings.get_token(name) or ""), *by_number, ids.get(template.get(name) or "")):
             if token is not None:
                 metadata.setdefault(f"{PREFIX}{key}_token_id", token)
     return metadata
@@ -166,7 +168,7 @@ def decide_flags(tokens: VocabularyBuilder, settings: VocabularySettings, ids: M
     if tokens.model == "bert":  # its readers always add tokens around texts
         return metadata
     for name, default in (("bos", tokens.model in ("llama", "gemma4")), ("eos", None)):
-        token, template = ids.get(f"{PREFIX}{name}_token_id"), settings.template()
+        token, template = ids.get(f"{PREFIX}{name}_token_id"), settings.read_template()
         adds = settings.config.get(f"add_{name}_token")
         if not isinstance(adds, bool):
             adds = default if template is None or token is None else template[name] == tokens.pieces[token]
@@ -187,9 +189,9 @@ def find_extra_end_tokens(metadata: Mapping[str, object], settings: VocabularySe
     or irregular.
     """
     vocabulary = read_vocabulary(metadata, oddities := Irregularities())
-    if lines := oddities.lines():
+    if lines := oddities.format_lines():
         raise ModelError(lines[0].removeprefix("the file has irregularities that do not change its meaning: "))
-    ends = [token for token in settings.ids("eos") if 0 <= token < len(vocabulary.pieces)]
+    ends = [token for token in settings.get_ids("eos") if 0 <= token < len(vocabulary.pieces)]
     extra = [token for token in ends if token not in vocabulary.end_ids]
     named: dict[str, object] = {
         f"{PREFIX}{name}_token_id": token for name, token in zip(("eot", "eom"), extra, strict=False)
@@ -199,8 +201,8 @@ def find_extra_end_tokens(metadata: Mapping[str, object], settings: VocabularySe
 
 def list_dropped_end_tokens(tokens: VocabularyBuilder, settings: VocabularySettings) -> list[str]:
     """Return the strings of tokens that end an answer but have no row in the embedding."""
-    texts = [tokens.left_out[token] for token in settings.ids("eos") if token in tokens.left_out]
-    named = settings.text("eos")
+    texts = [tokens.left_out[token] for token in settings.get_ids("eos") if token in tokens.left_out]
+    named = settings.get_token("eos")
     return [*dict.fromkeys([*texts, *([named] if named in tokens.left_out.values() and named else [])])]
 
 

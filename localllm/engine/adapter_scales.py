@@ -20,7 +20,7 @@ class AdapterScales:
         self.changes = list(changes)
 
     @classmethod
-    def of(cls, scales: Scales) -> "AdapterScales":
+    def uniform(cls, scales: Scales) -> "AdapterScales":
         """Return the same scales for all tokens."""
         return cls([(0, scales)] if any(scales) else [])
 
@@ -45,7 +45,7 @@ class AdapterScales:
             (start if start <= keep else max(keep, start - count), scales) for start, scales in self.changes
         ]
 
-    def of_tokens(self, begin: int, count: int) -> np.ndarray:
+    def expand(self, begin: int, count: int) -> np.ndarray:
         """Return the scales of tokens, float32 [count, MAX_ADAPTERS]."""
         rows = np.zeros((count, MAX_ADAPTERS), np.float32)
         for start, scales in self.changes:

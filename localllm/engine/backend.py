@@ -43,9 +43,9 @@ class Backend(Protocol):
         """Token counts, ascending, above which matrix products use other kernels (localllm.engine.runs)."""
         ...
 
-    def store(self) -> SequenceState: ...
+    def create_state(self) -> SequenceState: ...
 
-    def cache_usage(self) -> tuple[int, int]:
+    def get_cache_usage(self) -> tuple[int, int]:
         """Return how many token slots of the cache are in use and how many there are, in whole pages."""
         ...
 
@@ -100,7 +100,7 @@ class TracedModel(NamedTuple):
 
     @property
     def states(self) -> list[State]:
-        return list(self.hyperparameters.states())
+        return list(self.hyperparameters.list_states())
 
 
 class SelectedBackend(NamedTuple):

@@ -37,19 +37,19 @@ class ClipEncoder:
         self._pair, self._weights = clip.read_clip(file), Weights(file.tensors)
         self._parts = trace_programs(file, self._pair)
         self.width, self.context = self._pair.text.out, self._pair.text.context
-        self.vocab_size = self._weights.part("t.").token_embd.shape[0]
+        self.vocab_size = self._weights.get_submodel("t.").token_embd.shape[0]
         self._programs: dict[int, VisionProgram] = {}
 
     def encode_image(self, picture: "Picture") -> np.ndarray:
         """Embed an RGB image as float32 [width]. Raises ModelError if the vector is not finite."""
         h = self._pair.vision
-        rows = h.rows(clip.prepare(h, picture), self._weights)
+        rows = h.compute_rows(clip.prepare(h, picture), self._weights)
         with self.lock:
             return self._run(1, self._run(0, rows)[:1])[0]
 
-    def text(self, ids: Sequence[int]) -> np.ndarray:
+    def encode_text(self, ids: Sequence[int]) -> np.ndarray:
         """Embed at most `context` token ids as float32 [width]. Raises ModelError if the vector is not finite."""
-        t = self._weights.part("t.")
+        t = self._weights.get_submodel("t.")
         tokens, places = np.asarray(ids, np.int64), np.arange(len(ids))
         rows = dequantize_rows(t.token_embd, tokens) + dequantize_rows(t.position_embd, places)
         with self.lock:

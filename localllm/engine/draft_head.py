@@ -22,7 +22,7 @@ from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.operations.operation import Operation
 from localllm.engine.operations.tokens import HiddenStateTap
 from localllm.engine.options import EngineOptions
-from localllm.engine.runs import BATCH, LATER_RUN, Runs
+from localllm.engine.runs import BATCH, LATER_RUN, RunPlan
 from localllm.engine.sequence import Sequence
 from localllm.engine.trace.recorder import Recorder
 from localllm.errors import ModelError, UsageError
@@ -54,7 +54,7 @@ class DraftHeadSource(NamedTuple):
     state: State
     columns: int
     layers: tuple[int, ...]
-    weights: Weights | eagle3.Pair
+    weights: Weights | eagle3.HeadAndTarget
     draft: Callable[..., MtpOutput]
     fuse: Callable[..., Activation] | None
     names: Collection[str]
@@ -64,7 +64,7 @@ class DraftHeadSource(NamedTuple):
 def select_mtp_layer(file: GGUFFile, model: DraftingFamily, h: Hyperparameters) -> DraftHeadSource:
     """Return the first multi-token prediction layer of a model file that has one."""
     weights = Weights(file.tensors)
-    names = [weight.name for weight in weights.block(h.layers).all()]
+    names = [weight.name for weight in weights.get_layer(h.layers).list_all()]
     return DraftHeadSource(file.path, h, get_mtp_state(h), h.width, (), weights, model.draft, None, names)
 
 
@@ -75,7 +75,7 @@ def is_draft_head(file: GGUFFile) -> bool:
 def parse_draft_head(file: GGUFFile, model: GGUFFile, of_model: Hyperparameters) -> DraftHeadSource:
     """Parse a draft head's file. Raises ModelError, and UsageError if it is for another model."""
     require_general(file)
-    fields = HyperparameterReader.of(file)
+    fields = HyperparameterReader.from_file(file)
     require_types(fields)
     fields.asked.clear()  # ensured by the checks
     h = eagle3.read(fields)
@@ -88,9 +88,12 @@ def parse_draft_head(file: GGUFFile, model: GGUFFile, of_model: Hyperparameters)
         raise UsageError(
             f"{file.path} is a draft head for {h.vocab_size} tokens; {model.path} has {of_model.vocab_size}"
         )
-    weights, columns = eagle3.Pair(Weights(file.tensors), Weights(model.tensors)), eagle3.COUNT * h.target_width
+    weights, columns = (
+        eagle3.HeadAndTarget(Weights(file.tensors), Weights(model.tensors)),
+        eagle3.COUNT * h.target_width,
+    )
     names, tokens = [name for name in file.tensors if name != TOKENS_TENSOR], read_head_tokens(file, h.vocab_size)
-    layers, (state,) = h.target_layers, h.states()
+    layers, (state,) = h.target_layers, h.list_states()
     return DraftHeadSource(file.path, h, state, columns, layers, weights, eagle3.draft, eagle3.fuse, names, tokens)
 
 
@@ -126,7 +129,7 @@ def create_hidden_state_tap(head_source: DraftHeadSource) -> HiddenStateTap:
 
 
 class DraftHead:
-    """A draft head; implements localllm.engine.sequence.Reader for its DraftSequences.
+    """A draft head; implements localllm.engine.sequence.SequenceRunner for each DraftSequence.
 
     It runs one sequence at a time. Calls from several threads are serialized.
     """
@@ -135,7 +138,7 @@ class DraftHead:
         """Compile the head. Raises ModelError, MemoryLimitError, LocalllmError."""
         h, self.context = head_source.hyperparameters, context
         self.vocab_size, self.width = h.vocab_size, h.width
-        self.runs, self.lock, self.orphaned = Runs(LATER_RUN), create_lock(self), list[SequenceState]()
+        self.runs, self.lock, self.orphaned = RunPlan(LATER_RUN), create_lock(self), list[SequenceState]()
         self.adapters: tuple[Adapter, ...] = ()
         self.adapter_scales: tuple[float, ...] = ()
         self._previous_hidden, self._new_hidden = allocate_rows(self.width), allocate_rows(self.width)
@@ -170,7 +173,7 @@ class DraftHead:
 
     def create_follower(self, place: int) -> "DraftSequence":
         """Create a sequence that follows the model's sequence from this position on."""
-        return DraftSequence(self, self._backend.store(), place)
+        return DraftSequence(self, self._backend.create_state(), place)
 
     def run(
         self, requests: Ids[tuple[Sequence, Ids[int]]], logits: str, precise: bool, kernel_tokens: Ids[int] = ()
@@ -186,9 +189,9 @@ class DraftHead:
                 some = np.asarray(ids[first : first + BATCH], np.int64)
                 wanted = int(logits == "last" and first + BATCH >= len(ids))
                 rows = self._read(follower, some, wanted, precise)
-        return [rows if self._tokens is None else self._of_all(rows)]
+        return [rows if self._tokens is None else self._expand_logits(rows)]
 
-    def _of_all(self, rows: np.ndarray) -> np.ndarray:
+    def _expand_logits(self, rows: np.ndarray) -> np.ndarray:
         """Expand logits of the head's smaller vocabulary to the model's; other tokens get -inf."""
         logits = np.full((len(rows), self.vocab_size), -np.inf, np.float32)
         logits[:, self._tokens] = rows
@@ -199,7 +202,7 @@ class DraftHead:
         if self._fuse is None:
             return hidden_states
         self._tapped[: len(hidden_states), : self._columns] = hidden_states
-        return self._fuse.rows(len(hidden_states), np.zeros(-(-BATCH // PAGE), np.int64))
+        return self._fuse.compute_rows(len(hidden_states), np.zeros(-(-BATCH // PAGE), np.int64))
 
     def _read(self, follower: "DraftSequence", ids: np.ndarray, wanted: int, precise: bool) -> np.ndarray:
         position, store = len(follower.tokens), follower.store

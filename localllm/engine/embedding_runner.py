@@ -18,12 +18,12 @@ from localllm.arch.weights import Weights
 from localllm.engine.backend import choose_backend
 from localllm.engine.cpu.program import RunCache, compile_program
 from localllm.engine.forks import create_lock
-from localllm.engine.lower.header import MIN_TEXT_KERNEL_TOKENS, Header, SequenceSpan, TextSpan
+from localllm.engine.lower.header import MIN_TEXT_KERNEL_TOKENS, RunHeader, SequenceSpan, TextSpan
 from localllm.engine.lower.steps import StepMemory
 from localllm.engine.operations.operation import MatrixProduct, Operation
 from localllm.engine.operations.tokens import EmbedTokenTypes
 from localllm.engine.options import EngineOptions
-from localllm.engine.runs import BATCH, PRECISE_TOKENS, Runs
+from localllm.engine.runs import BATCH, PRECISE_TOKENS, RunPlan
 from localllm.engine.trace.recorder import trace_model
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
@@ -69,7 +69,7 @@ class EmbeddingRunner:
         self.warning: str | None = None
         self.prepare_all: Callable[[], None] = lambda: None  # waits for kernels that are compiled in the background
         self._kernel_limits: Sequence[int] = (MAX_PRECISE_TEXT,)
-        states = self.hyperparameters.states()
+        states = self.hyperparameters.list_states()
         paged = [state for state in states if isinstance(state, PagedState | LatentState)]
         if len(paged) < len(states):
             raise ModelError(f"{file.path}: vectors of {h.arch} models are not supported: their layers are recurrent")
@@ -103,7 +103,7 @@ class EmbeddingRunner:
         """Build the CPU runner."""
         tokens = max(BATCH, self.context)
         pages = -(-tokens // PAGE) + MAX_TEXTS
-        cache, header = RunCache(states, pages, options.kv_cache_type, operations), Header(tokens)
+        cache, header = RunCache(states, pages, options.kv_cache_type, operations), RunHeader(tokens)
         places = StepMemory(cache, None, header)
         operations = options.observer.insert_sums(operations) if options.observer else operations
         program = compile_program(operations, places, options.thread_count, options.progress, keeps=False)
@@ -166,7 +166,9 @@ def build_reference_runner(forward: Callable[..., np.ndarray], options: EngineOp
     backend = ReferenceBackend(forward, options.kv_cache_type, context, options.observer)
 
     def build_span(text: TextSpan) -> SequenceSpan:
-        return SequenceSpan(backend.store(), 0, text.ids, 1, (np.arange(len(text.ids)) >= text.second).astype(np.int64))
+        return SequenceSpan(
+            backend.create_state(), 0, text.ids, 1, (np.arange(len(text.ids)) >= text.second).astype(np.int64)
+        )
 
     return lambda texts: backend.run([build_span(text) for text in texts], True)
 
@@ -194,7 +196,7 @@ def group_texts(lengths: Sequence[int], kernel_limits: Sequence[int] = (MAX_PREC
 class EmbeddingOnlyEngine:
     """The engine of a model that cannot generate text: every run raises. Attributes: see Engine."""
 
-    device, warning, bytes_per_token, runs, draft_head_path = "CPU", None, 0, Runs(), None
+    device, warning, bytes_per_token, runs, draft_head_path = "CPU", None, 0, RunPlan(), None
     adapters, adapter_scales, control_vectors = (), (), ()
 
     def __init__(self, path: str, hyperparameters: Hyperparameters, options: EngineOptions):
@@ -202,7 +204,7 @@ class EmbeddingOnlyEngine:
         self.context, self.vocab_size = options.context or hyperparameters.context, hyperparameters.vocab_size
         self.thread_count, self.kv_type, self.lock = options.thread_count, options.kv_cache_type, create_lock(self)
 
-    def cache_usage(self) -> tuple[int, int]:
+    def get_cache_usage(self) -> tuple[int, int]:
         """Return zeros: there is no cache."""
         return 0, 0
 

@@ -34,7 +34,7 @@ from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.operations.experts import Route
 from localllm.engine.operations.tokens import ExportHidden, LayerOutputTap
 from localllm.engine.options import EngineOptions
-from localllm.engine.runs import BATCH, EXACT_TOKENS, FIRST_RUN, LATER_RUN, PRECISE_TOKENS, SINGLE_RUN, Runs
+from localllm.engine.runs import BATCH, EXACT_TOKENS, FIRST_RUN, LATER_RUN, PRECISE_TOKENS, SINGLE_RUN, RunPlan
 from localllm.engine.sequence import Sequence, require_capacity
 from localllm.engine.trace.recorder import trace_image_rows, trace_model
 from localllm.engine.trace.rope_shift import find_rotations
@@ -58,14 +58,14 @@ class TokenSlice(NamedTuple):
     kernel_tokens: int = 0  # see localllm.engine.runs; 0: the number of tokens
     kernel_wanted: int = 1
 
-    def part(self, first: int, end: int) -> "TokenSlice":
+    def slice(self, first: int, end: int) -> "TokenSlice":
         wanted = max(0, end - max(first, len(self.ids) - self.wanted))
         return self._replace(begin=self.begin + first, ids=self.ids[first:end], wanted=wanted)
 
 
 def plan_runs(
     requests: Ids[tuple[Sequence, Ids[int]]], tokens: Ids[np.ndarray], logits: str, precise: bool,
-    kernel_tokens: Ids[int], runs: Runs,
+    kernel_tokens: Ids[int], runs: RunPlan,
 ) -> Iterable[list[TokenSlice]]:  # fmt: skip
     """Plan the runs of some requests.
 
@@ -99,7 +99,7 @@ def divide_readings(
     tokens: Ids[np.ndarray],
     precise: bool,
     only_last: bool,
-    runs: Runs,
+    runs: RunPlan,
 ) -> Iterator[list[TokenSlice]]:
     """Yield the readings of each run.
 
@@ -109,21 +109,21 @@ def divide_readings(
     tails = list[TokenSlice]()
     for reading, new in zip(readings, tokens, strict=True):
         tail = count_exact_tail(new, runs) if precise and only_last and not reading.kernel_tokens else 0
-        tails.append(reading.part(len(reading.ids) - (tail or len(new)), len(reading.ids)))
+        tails.append(reading.slice(len(reading.ids) - (tail or len(new)), len(reading.ids)))
     rounds = [reread, readings]
     if any(len(tail.ids) < len(new) for tail, new in zip(tails, tokens, strict=True)):
         pairs = zip(readings, tails, strict=True)
-        heads = [reading.part(0, len(reading.ids) - len(tail.ids)) for reading, tail in pairs]
+        heads = [reading.slice(0, len(reading.ids) - len(tail.ids)) for reading, tail in pairs]
         rounds[1:] = [head._replace(kernel_tokens=0, kernel_wanted=1) for head in heads], tails
     for each_round in rounds:
         starts = [count_exact_head(reading, runs) if precise else 0 for reading in each_round]
         if any(starts):
-            yield from split_runs([reading.part(0, start) for reading, start in zip(each_round, starts, strict=True)])
+            yield from split_runs([reading.slice(0, start) for reading, start in zip(each_round, starts, strict=True)])
         rest = zip(each_round, starts, strict=True)
-        yield from split_runs([reading.part(start, len(reading.ids)) if start else reading for reading, start in rest])
+        yield from split_runs([reading.slice(start, len(reading.ids)) if start else reading for reading, start in rest])
 
 
-def count_exact_tail(ids: np.ndarray, runs: Runs) -> int:
+def count_exact_tail(ids: np.ndarray, runs: RunPlan) -> int:
     """Return the number of tokens at the end that get a separate run with 16-bit activations."""
     if len(ids) == 1:  # a decode step
         return 0
@@ -131,7 +131,7 @@ def count_exact_tail(ids: np.ndarray, runs: Runs) -> int:
     return 0 if last.key is not None else runs.count_exact_tokens((last.end - last.first - 1) % BATCH + 1)
 
 
-def count_exact_head(reading: TokenSlice, runs: Runs) -> int:
+def count_exact_head(reading: TokenSlice, runs: RunPlan) -> int:
     """Return the number of tokens at the beginning that get a separate run with 16-bit activations."""
     if reading.begin or reading.kernel_tokens:
         return 0
@@ -149,7 +149,7 @@ def split_runs(readings: Ids[TokenSlice]) -> Iterator[list[TokenSlice]]:
                     yield run
                     run, room = [], BATCH
                 end = min(last, first + room)
-                run.append(reading.part(first, end))
+                run.append(reading.slice(first, end))
                 room -= end - first
                 first = end
                 if not room or key is not None:
@@ -228,7 +228,7 @@ class Engine:
         self._backend: Backend | None = backend
         later = FIRST_RUN if any(isinstance(operation, Route) for operation in self.operations) else LATER_RUN
         exact = EXACT_TOKENS if isinstance(backend, CpuBackend) and rounds_activations(self.operations) else 0
-        runs = Runs(later, exact=exact, kernel_limits=tuple(backend.kernel_limits))
+        runs = RunPlan(later, exact=exact, kernel_limits=tuple(backend.kernel_limits))
         self.runs = SINGLE_RUN if self._start is not None else runs
         self._turns, self._shifts = cache(partial(find_rotations, self.operations, traced.states)), False
         self.warning = backend.warning or note
@@ -254,7 +254,7 @@ class Engine:
             sequence.close()
 
     def _create_sequence(self) -> Sequence:
-        return Sequence(self, self.backend.store())
+        return Sequence(self, self.backend.create_state())
 
     def layer_outputs(self) -> np.ndarray:
         """Return the outputs of all layers for the last token of the latest call, float32 [layers, width].
@@ -269,14 +269,14 @@ class Engine:
             raise UnsupportedError(f"{self._path}: {kind}")
         return tap.rows[:, :width].copy()
 
-    def cache_usage(self) -> tuple[int, int]:
+    def get_cache_usage(self) -> tuple[int, int]:
         """Return the number of used token slots of the cache, and of all.
 
         Whole pages count; a page that several sequences share counts once.
         """
         with self.lock:
             self._free_orphaned()
-            return self.backend.cache_usage()
+            return self.backend.get_cache_usage()
 
     @property
     def bytes_per_token(self) -> int:
@@ -519,7 +519,7 @@ class Engine:
                 image = find_image(self._images, int(ids[0]))
                 offset = image_tokens.compute_position_offset(sequence.images, begin)
             part = sequence.store, begin, ids, wanted
-            scales = sequence.adapter_scales.of_tokens(begin, len(ids)) if self.adapters else None
+            scales = sequence.adapter_scales.expand(begin, len(ids)) if self.adapters else None
             spans.append(
                 SequenceSpan(
                     *part, SAME_TOKEN_TYPE, sequence.encoded, image, offset, kernel_tokens, kernel_wanted, scales

@@ -11,7 +11,7 @@ from localllm.errors import LocalllmError
 from localllm.system.processes import register_after_fork
 
 
-class Locked(Protocol):
+class LockHolder(Protocol):
     """An object with a lock."""
 
     lock: "threading.Lock | ForkedLock"
@@ -28,16 +28,16 @@ class ForkedLock:
         """Do nothing: it is never entered."""
 
 
-_owners: weakref.WeakSet[Locked] = weakref.WeakSet()
+_owners: weakref.WeakSet[LockHolder] = weakref.WeakSet()
 
 
-def create_lock(owner: Locked) -> "threading.Lock | ForkedLock":
+def create_lock(owner: LockHolder) -> "threading.Lock | ForkedLock":
     """Create an owner's `lock`; in forked processes, acquiring it raises LocalllmError instead of waiting."""
     _owners.add(owner)
     return threading.Lock()
 
 
-def was_forked(owner: Locked) -> bool:
+def was_forked(owner: LockHolder) -> bool:
     return isinstance(owner.lock, ForkedLock)
 
 

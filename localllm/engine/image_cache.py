@@ -39,7 +39,7 @@ def compute_projector_fingerprint(
     """
     import PIL  # needed only for images
 
-    key = hashlib.blake2b(compute_fingerprint(file, file.versions(), operations, KVType.of("f32")), digest_size=32)
+    key = hashlib.blake2b(compute_fingerprint(file, file.stat_files(), operations, KVType.parse("f32")), digest_size=32)
     key.update(PIL.__version__.encode())
     for module in preparing:
         for folder in module.__path__:
@@ -57,7 +57,7 @@ class EncodedImageCache:
 
     def find(self, digest: bytes) -> list[np.ndarray] | None:
         """Load the rows of each crop of an image, float32 [rows, width]; None if they are not cached."""
-        file, key = open_prefix(file_key(digest)) if get_size_limit() else None, file_key(digest)
+        file, key = open_prefix(compute_file_key(digest)) if get_size_limit() else None, compute_file_key(digest)
         if file is None:
             return None
         try:
@@ -84,10 +84,10 @@ class EncodedImageCache:
             ROWS: np.concatenate(rows).astype(np.float32).reshape(-1).view(np.uint8),
         }
         with suppress(OSError, LocalllmError):
-            write_prefix(file_key(digest), PrefixChunkInfo(self._name, int(counts.sum()), ""), parts)
+            write_prefix(compute_file_key(digest), PrefixChunkInfo(self._name, int(counts.sum()), ""), parts)
             prune()
 
 
-def file_key(digest: bytes) -> str:
+def compute_file_key(digest: bytes) -> str:
     """Return the cache key of an image's file."""
     return hashlib.blake2b(digest, digest_size=16, person=b"image").hexdigest()

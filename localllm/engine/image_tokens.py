@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.engine.runs import MIN_CACHED_TOKENS, PRECISE_TOKENS, Runs
+from localllm.engine.runs import MIN_CACHED_TOKENS, PRECISE_TOKENS, RunPlan
 from localllm.errors import UsageError
 
 ROW_BITS = 15  # bits of an id for the row index
@@ -51,7 +51,7 @@ class ImageEmbedding:
         first = decode_row(int(ids[0]))
         return self.rows[first : first + len(ids)]
 
-    def mrope_positions(self, ids: np.ndarray, place: int) -> np.ndarray:
+    def compute_mrope_positions(self, ids: np.ndarray, place: int) -> np.ndarray:
         """Return the M-RoPE positions of ids, int64 [ids, 3]; place: the first id's RoPE position."""
         first = decode_row(int(ids[0]))
         if self.mrope_offsets is None:
@@ -106,7 +106,7 @@ def cuts_image(tokens: Ids[int], place: int) -> bool:
     return 0 < place < len(tokens) and tokens[place] < 0 and tokens[place - 1] - 1 == tokens[place]
 
 
-def find_last_end(tokens: Ids[int], length: int, runs: Runs) -> int:
+def find_last_end(tokens: Ids[int], length: int, runs: RunPlan) -> int:
     """Return the last end of a whole run or of an image within `length` tokens, where prefill can resume.
 
     Later tokens are computed identically, to the bit, whether prefill starts there or at position 0.
@@ -130,7 +130,7 @@ def is_worth_caching(tokens: Ids[int]) -> bool:
     return len(tokens) > MIN_CACHED_TOKENS or (len(tokens) > PRECISE_TOKENS and has_images(tokens))
 
 
-def list_chunk_ends(tokens: Ids[int], runs: Runs) -> list[int]:
+def list_chunk_ends(tokens: Ids[int], runs: RunPlan) -> list[int]:
     """List where prefill can resume: the ends of whole runs and of images.
 
     An image does not count if another follows within NEAR tokens.

@@ -61,7 +61,7 @@ class EngineOptions:
     @cached_property
     def kv_cache_type(self) -> KVType:
         """Storage type of keys and values. Raises UsageError."""
-        return KVType.of(self.kv_type)
+        return KVType.parse(self.kv_type)
 
     @cached_property
     def thread_count(self) -> int:

@@ -50,7 +50,7 @@ from localllm.files.cache.prefix_files import (
     write_prefix,
 )
 from localllm.files.gguf.file import GGUFFile
-from localllm.kernels.build.objects import object_folder
+from localllm.kernels.build.objects import get_object_folder
 from localllm.kernels.machine import has_tiles
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def compute_fingerprint(
     state: the files' versions when the model was opened; adapters: digests of its adapters.
     """
     key = hashlib.blake2b(digest_size=32)
-    code = object_folder().name, has_tiles()
+    code = get_object_folder().name, has_tiles()
     key.update(repr((code, kv_type, state, describe_operations(operations), *adapters)).encode())
     for source in sorted(Path(__file__).parent.rglob("*.py")):
         key.update(source.read_bytes())
@@ -143,10 +143,10 @@ class PrefixStore:
         self._engine, self._file, self._name = engine, file, file.path.replace("\\", "/").rpartition("/")[2]
         self._root, self._ended = b"", False
         try:
-            self._state = file.versions()
+            self._state = file.stat_files()
         except OSError:  # a temporary file without a name, which no other process can open
             self._ended = True
-        states = engine.hyperparameters.states()
+        states = engine.hyperparameters.list_states()
         self._window = max((state.window or 0 for state in states if not isinstance(state, Recurrent)), default=0)
         self._is_recurrent = any(isinstance(state, Recurrent) for state in states)
         self.lock = create_lock(self)
@@ -171,7 +171,7 @@ class PrefixStore:
         if self._ended or not is_worth_caching(ids) or self._is_disabled:
             return None
         with suppress(OSError), ExitStack() as stack:  # the model's file may be gone
-            pieces, files = self._pieces(ids, scales, is_conversation), list[PrefixFile]()
+            pieces, files = self._split_chunks(ids, scales, is_conversation), list[PrefixFile]()
             for piece in pieces:
                 file = open_prefix(piece.key) if piece.last <= limit else None
                 if file is None:
@@ -246,12 +246,12 @@ class PrefixStore:
                 remove_prefix(piece.key)
                 raise DamagedError from None
 
-    def _pieces(self, ids: Ids[int], scales: AdapterScales, is_conversation: bool = False) -> list[PrefixChunk]:
+    def _split_chunks(self, ids: Ids[int], scales: AdapterScales, is_conversation: bool = False) -> list[PrefixChunk]:
         """Split tokens into chunks that end with a whole run or an image, and the rest, which may be empty.
 
         Raises OSError if the model's file has changed or is gone.
         """
-        if self._file.versions() != self._state:
+        if self._file.stat_files() != self._state:
             raise OSError(f"{self._file.path} has changed")
         if not self._root:
             engine = self._engine
@@ -309,7 +309,7 @@ class PrefixStore:
         room, previous_key, pieces = (
             limit_by_disk(0),
             "",
-            self._pieces(read.sequence.tokens, read.sequence.adapter_scales, read.is_conversation),
+            self._split_chunks(read.sequence.tokens, read.sequence.adapter_scales, read.is_conversation),
         )
         present = list[str]()
         for piece in pieces:
@@ -324,12 +324,12 @@ class PrefixStore:
     def _write_chunk(self, piece: PrefixChunk, previous_key: str, read: PendingWrite, logits: np.ndarray | None) -> int:
         """Write a chunk unless a file has all its sections; return the number of bytes written."""
         store = require_paged_store(read.sequence)
-        names = {*store.parts(piece.first, piece.last)}
+        names = {*store.list_sections(piece.first, piece.last)}
         if file := open_prefix(piece.key):
             with file:
                 if names <= file.parts.keys():
                     return 0
-        parts = {name: store.part(name, piece.first, piece.last) for name in names}
+        parts = {name: store.copy_section(name, piece.first, piece.last) for name in names}
         if logits is not None:
             parts["logits"] = logits.reshape(-1).view(np.uint8)
         write_prefix(piece.key, PrefixChunkInfo(self._name, piece.last, previous_key), parts)

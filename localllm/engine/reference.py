@@ -32,10 +32,10 @@ class ReferenceBackend:
         self._context, self._observer = context, observer
         self._matrices: dict[tuple[str, int], np.ndarray] = {}
 
-    def store(self) -> ReferenceCache:
+    def create_state(self) -> ReferenceCache:
         return ReferenceCache(self._kv_type)
 
-    def cache_usage(self) -> tuple[int, int]:
+    def get_cache_usage(self) -> tuple[int, int]:
         """Return 0 and no limit: arrays grow as needed."""
         return 0, sys.maxsize
 

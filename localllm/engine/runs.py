@@ -29,7 +29,7 @@ DEEP_POSITION = 2048
 MIN_CACHED_TOKENS = 512  # longer prompts are worth caching on disk: about a second of prefill
 
 
-class Runs(NamedTuple):
+class RunPlan(NamedTuple):
     """The division of prompts into runs: `first` tokens per run up to position DEEP, then `later`.
 
     exact: see EXACT. kernel_limits: see localllm.engine.backend.Backend; empty if results may depend on the other
@@ -42,14 +42,14 @@ class Runs(NamedTuple):
     kernel_limits: tuple[int, ...] = ()
     is_measuring: bool = False
 
-    def kernel_class(self, kernel_tokens: int) -> int:
+    def find_kernel_class(self, kernel_tokens: int) -> int:
         """Return the index of the kernel range; tokens of equal index can share a run's matrix products."""
         return bisect_left(self.kernel_limits, kernel_tokens)
 
     def select_same_kernels(self, some: int, others: int) -> bool:
         """Return whether two values of kernel_tokens select the same kernels, including those of attention."""
         are_few = [tokens <= FEW_TOKENS for tokens in (some, others)]
-        is_same = are_few[0] == are_few[1] and self.kernel_class(some) == self.kernel_class(others)
+        is_same = are_few[0] == are_few[1] and self.find_kernel_class(some) == self.find_kernel_class(others)
         return is_same or not self.kernel_limits
 
     def find_last_end(self, length: int) -> int:
@@ -68,4 +68,4 @@ class Runs(NamedTuple):
         return self.exact if count > PRECISE_TOKENS else 0
 
 
-SINGLE_RUN = Runs(1 << 40, 1 << 40)  # for encoder models, which process a text in one run
+SINGLE_RUN = RunPlan(1 << 40, 1 << 40)  # for encoder models, which process a text in one run

@@ -10,7 +10,7 @@ import numpy as np
 from localllm.engine.adapter_scales import AdapterScales
 from localllm.engine.image_tokens import ImageEmbedding, decode_row, find_last_end
 from localllm.engine.memory.sequence_state import SequenceState
-from localllm.engine.runs import BATCH, Runs
+from localllm.engine.runs import BATCH, RunPlan
 from localllm.errors import ContextError, LocalllmError, UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class SequenceRunner(Protocol):
 
     context: int
     vocab_size: int
-    runs: Runs
+    runs: RunPlan
     lock: "threading.Lock | ForkedLock"
     orphaned: list[SequenceState]
     adapters: "tuple[Adapter, ...]"
@@ -89,7 +89,7 @@ class Sequence:
     def __init__(self, engine: SequenceRunner, store: SequenceState, tokens: Ids[int] = ()):
         self.tokens, self.aligned, self.encoded = list(tokens), 0, 0
         self.images, self.exact = list[tuple[int, ImageEmbedding]](), sys.maxsize
-        self.adapter_scales = AdapterScales.of(engine.adapter_scales)
+        self.adapter_scales = AdapterScales.uniform(engine.adapter_scales)
         self._pending_aligned = 0  # end of further tokens that become aligned once their run or image is complete
         self.engine, self._store = engine, store
         self._finalizer = weakref.finalize(self, engine.orphaned.append, store)

@@ -17,7 +17,7 @@ from localllm.arch.vision.hyperparameters import VisionHyperparameters
 from localllm.arch.weights import Weights
 from localllm.engine.cpu.program import RunCache, compile_program
 from localllm.engine.forks import create_lock
-from localllm.engine.lower.header import Header
+from localllm.engine.lower.header import RunHeader
 from localllm.engine.lower.steps import StepMemory
 from localllm.engine.lower.tape import compute_row_bytes
 from localllm.engine.operations.operation import Operation
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from localllm.arch.vision.resizing import Picture
 
 
-KV_TYPE = KVType.of("f32")  # storage type of a run's keys and values
+KV_TYPE = KVType.parse("f32")  # storage type of a run's keys and values
 
 
 class TracedProgram(NamedTuple):
@@ -75,11 +75,13 @@ class VisionEncoder:
         """
         h = self.hyperparameters
         with self.lock:
-            grid = h.grid(picture)
+            grid = h.compute_grid(picture)
             self._programs = self._programs or [VisionProgram(part, h, self._options, True) for part in self._parts]
             tower, project = self._programs
             try:
-                encoded = tower.run(h.rows(picture, self._weights), h.rotary_positions(grid), h.windows(grid))
+                encoded = tower.run(
+                    h.compute_rows(picture, self._weights), h.compute_rotary_positions(grid), h.find_window_ends(grid)
+                )
                 encoded = self.family.gather(h, encoded, grid)
                 return h.insert_breaks(project.run(encoded), grid, self._weights)
             except ModelError as error:
@@ -98,7 +100,7 @@ class VisionEncoder:
 def trace_programs(file: GGUFFile, family: ModuleType, h: VisionHyperparameters) -> tuple[TracedProgram, TracedProgram]:
     """Trace the transformer and the projector of a file. Raises ModelError."""
     try:
-        tower = trace_program(family.tower, file, h, h.most_patches, h.input_width)
+        tower = trace_program(family.encode, file, h, h.most_patches, h.input_width)
         count, together = family.gather(h, np.zeros((h.most_patches, 1), np.float32), h.most_grid).shape
         project = trace_program(family.project, file, h, count, together * tower.width)
         project.recorder.use(tower.recorder)
@@ -127,8 +129,8 @@ class VisionProgram:
         """Compile the program; streams: see `compile_program`. Raises ModelError, LocalllmError."""
         self._rows, self._angles, operations = traced.rows, traced.recorder.angles, traced.recorder.operations
         self._pages = np.arange(-(-len(traced.rows) // PAGE))
-        self._cache = RunCache(h.states(), len(self._pages), KV_TYPE, operations)
-        places = StepMemory(self._cache, None, Header(len(traced.rows)))
+        self._cache = RunCache(h.list_states(), len(self._pages), KV_TYPE, operations)
+        places = StepMemory(self._cache, None, RunHeader(len(traced.rows)))
         self._program = compile_program(
             operations, places, options.thread_count, options.progress, keeps=False, streams=streams
         )
@@ -147,7 +149,7 @@ class VisionProgram:
             assert turns is not None
             angles.fill(turns)
         try:
-            return self._program.rows(count, self._pages, windows)
+            return self._program.compute_rows(count, self._pages, windows)
         finally:
             self._program.give_back()
             self._cache.give_back(self._pages.tolist())

@@ -118,14 +118,14 @@ class BinaryTasks(Sequence[ChoiceTask]):
         """Yield all tasks in file order, without the table of offsets. Raises UsageError."""
         self._at = self._first
         for number in range(len(self)):
-            yield self._task(number)
+            yield self._read_task(number)
 
     def __getitem__(self, number):  # type: ignore[no-untyped-def]
         """Return a task by the table of offsets. Raises UsageError."""
         self._at = self._positions[number]
-        return self._task(number)
+        return self._read_task(number)
 
-    def _task(self, number: int) -> ChoiceTask:
+    def _read_task(self, number: int) -> ChoiceTask:
         context = f"task {number + 1} of {len(self)}"
         question, (answers, labels), _ = (
             self._read_string(context),

@@ -35,7 +35,7 @@ class SquaredActivations:
     sums: np.ndarray  # float32 [matrices, columns] of squared activations
     counts: np.ndarray  # float64 [matrices], whole numbers of tokens
 
-    def mean(self) -> np.ndarray:
+    def average(self) -> np.ndarray:
         """Average per column, float32 [matrices, columns]; 1 for an expert that no token was routed to."""
         counts = self.counts[:, None]
         return np.where(counts > 0, self.sums / np.maximum(counts, 1), 1).astype(np.float32)
@@ -78,7 +78,7 @@ def load_imatrix(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
     The older layout has those of experts as [experts * columns]. Raises ModelError.
     """
-    means = {name: squares.mean() for name, squares in read_imatrix(path).squares.items()}
+    means = {name: squares.average() for name, squares in read_imatrix(path).squares.items()}
     return {name: mean[0] if len(mean) == 1 else mean for name, mean in means.items()}
 
 
@@ -191,6 +191,6 @@ def to_tensors(name: str, squares: SquaredActivations) -> tuple[OutputTensor, Ou
     """Convert the squares of a matrix to its two tensors."""
     is_single, counts = len(squares.sums) == 1, squares.counts.astype(np.float32)
     return (
-        OutputTensor.of(name + SUMS_SUFFIX, squares.sums[0] if is_single else squares.sums),
-        OutputTensor.of(name + COUNTS_SUFFIX, counts if is_single else counts[:, None]),
+        OutputTensor.from_array(name + SUMS_SUFFIX, squares.sums[0] if is_single else squares.sums),
+        OutputTensor.from_array(name + COUNTS_SUFFIX, counts if is_single else counts[:, None]),
     )

@@ -101,13 +101,13 @@ class JsonlFile:
         *lines, torn = data.split(b"\n")
         if not (torn.startswith(BEGINNING) or BEGINNING.startswith(torn)):
             lines.append(torn)
-        return [(self._record(number, line), line + b"\n") for number, line in enumerate(lines, 1)]
+        return [(self._parse_record(number, line), line + b"\n") for number, line in enumerate(lines, 1)]
 
     def parse_lines(self, data: bytes) -> list[dict[str, object]]:
         """Parse the records in a file's content, as __enter__ does. Raises UsageError for other contents."""
         return [record for record, _ in self._parse_whole_lines(data)]
 
-    def _record(self, number: int, line: bytes) -> dict[str, object]:
+    def _parse_record(self, number: int, line: bytes) -> dict[str, object]:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):

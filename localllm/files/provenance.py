@@ -34,7 +34,7 @@ class Provenance:
     by: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, data: bytes, path: str, by: Mapping[str, str] | None = None) -> "Provenance":
+    def describe(cls, data: bytes, path: str, by: Mapping[str, str] | None = None) -> "Provenance":
         """Describe an input.
 
         data: all of it, or its first bytes.  path: "" for stdin.

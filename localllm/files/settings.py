@@ -50,11 +50,11 @@ class Settings:
     command: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     model: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
-    def error(self, message: str, *keys: str) -> UsageError:
+    def make_error(self, message: str, *keys: str) -> UsageError:
         """Make an error about a key, with the file and the line."""
-        return UsageError(f"{self.path}, line {self.line(*keys)}: {message}")
+        return UsageError(f"{self.path}, line {self.find_line(*keys)}: {message}")
 
-    def line(self, *keys: str) -> int:
+    def find_line(self, *keys: str) -> int:
         """Return the line of a key, counted from 1."""
         return find_line(self.text, keys)
 
@@ -94,18 +94,18 @@ def parse_settings(path: Path, text: str) -> Settings:
     for key, value in content.items():
         if key == CACHE_SIZE:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
-                raise bare.error(f"{CACHE_SIZE} must be a number, 0 or greater", key)
+                raise bare.make_error(f"{CACHE_SIZE} must be a number, 0 or greater", key)
         elif key not in TABLES:
-            raise bare.error(f"unknown key {key!r}; available: {CACHE_SIZE}, [{'], ['.join(TABLES)}]", key)
+            raise bare.make_error(f"unknown key {key!r}; available: {CACHE_SIZE}, [{'], ['.join(TABLES)}]", key)
         elif not isinstance(value, dict):
-            raise bare.error(f"{key} must be a table: [{key}]", key)
+            raise bare.make_error(f"{key} must be a table: [{key}]", key)
     for table in ("command", "model"):
         for name, value in content.get(table, {}).items():
             if not isinstance(value, dict):
-                raise bare.error(f"{table} must contain tables, such as [{table}.{name}]", table, name)
+                raise bare.make_error(f"{table} must contain tables, such as [{table}.{name}]", table, name)
     for name, value in content.get("aliases", {}).items():
         if not isinstance(value, str) or not value:
-            raise bare.error("an alias must be a path or a name, in quotes", "aliases", name)
+            raise bare.make_error("an alias must be a path or a name, in quotes", "aliases", name)
     aliases = {name: os.path.expanduser(value) for name, value in content.get("aliases", {}).items()}
     return Settings(path, text, **(content | {"aliases": aliases}))
 

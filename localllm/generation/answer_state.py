@@ -75,7 +75,7 @@ class Transcript:
         form: the constraint of the answer, or None.
         """
         self._thinking = thinking or Thinking()
-        self.reader = calls.reader() if calls else None
+        self.reader = calls.create_parser() if calls else None
         self._json_reader = calls.make_json_parser() if calls and form is None else None
         self._token_texts = {**self._thinking.shown, **(calls.shown if calls else {})}
         self._plain = {**self._thinking.plain, **(calls.plain if calls else {})}
@@ -207,10 +207,10 @@ class TokenMatcher(Protocol):
     def copy(self) -> "TokenMatcher": ...
     def allowed_mask(self) -> np.ndarray: ...
     def accept(self, token: int) -> None: ...
-    def unfinished_mask(self, thinking: "Thinking") -> np.ndarray: ...
+    def compute_unfinished_mask(self, thinking: "Thinking") -> np.ndarray: ...
     @property
     def is_complete(self) -> bool: ...
-    def expected_tokens(self) -> list[int]: ...
+    def get_expected_tokens(self) -> list[int]: ...
 
 
 class UnionMatcher:
@@ -248,18 +248,18 @@ class UnionMatcher:
         for matcher in self._matchers:
             matcher.accept(token)
 
-    def unfinished_mask(self, thinking: "Thinking") -> np.ndarray:
+    def compute_unfinished_mask(self, thinking: "Thinking") -> np.ndarray:
         """Compute the mask of tokens within reasoning; see Matcher."""
-        return self._first.unfinished_mask(thinking)
+        return self._first.compute_unfinished_mask(thinking)
 
     @property
     def is_complete(self) -> bool:
         return all(matcher.is_complete for matcher in self._matchers)
 
-    def expected_tokens(self) -> list[int]:
+    def get_expected_tokens(self) -> list[int]:
         """Return the forced tokens; none while both matchers remain."""
         first, *rest = self._matchers
-        return [] if rest else first.expected_tokens()
+        return [] if rest else first.get_expected_tokens()
 
 
 class AnswerState:
@@ -335,7 +335,7 @@ class AnswerState:
             if self.transcript.reader is None:  # otherwise the grammar of calls handles these tokens
                 allowed[list(self._thinking.shown)] = False
         elif not transcript.is_between_parts:
-            allowed = matcher.unfinished_mask(self._thinking)
+            allowed = matcher.compute_unfinished_mask(self._thinking)
         elif self._has_headers:
             allowed = mask_only(self._thinking.starts, vocab)
         else:
@@ -392,11 +392,11 @@ class AnswerState:
             return []
         return self.transcript.abandon_call()
 
-    def expected_tokens(self) -> Sequence[int]:
+    def get_expected_tokens(self) -> Sequence[int]:
         """Return tokens that are almost certain to follow, as a draft."""
         if self._forced or self._matcher is None or self.transcript.kind != ANSWER:
             return self._forced
-        return self._matcher.expected_tokens()
+        return self._matcher.get_expected_tokens()
 
     def _limit_reasoning(self) -> None:
         """Force the end of reasoning that has used up its budget."""

@@ -124,7 +124,7 @@ class BannedStrings:
     ) -> HeldToken | None:
         """Append a token; return the held token to go back to, if any, and bar it.
 
-        snapshot: None if may_begin(token) is false.  row: copied if there is a snapshot.
+        snapshot: None if may_be_undone(token) is false.  row: copied if there is a snapshot.
         """
         data = self._tokenizer.token_bytes(token, False)
         self.held.append(HeldToken(token, data, snapshot, row.copy() if snapshot else row, parts))

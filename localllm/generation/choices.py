@@ -90,7 +90,7 @@ class TokenTrie:
         self._following = collect_wanted_tokens(texts, end_ids)
         self.paths = drop_prefixes(self._following)
 
-    def logprobs(self, path: Path, row: np.ndarray) -> dict[int, float]:
+    def compute_logprobs(self, path: Path, row: np.ndarray) -> dict[int, float]:
         """Return log probabilities of the tokens that may follow a path.
 
         row: logits after the path, float32 [vocab].
@@ -125,7 +125,7 @@ class ScoredPrompt:
         row: logits after the prompt, float32 [vocab].
         """
         self.tree, self.sequence = tree, sequence
-        self._logprobs: dict[Path, dict[int, float]] = {(): tree.logprobs((), row)}
+        self._logprobs: dict[Path, dict[int, float]] = {(): tree.compute_logprobs((), row)}
         self._forks: list[Tokens] = []
 
     def fork(self, sequence: "Tokens") -> "Tokens":
@@ -140,9 +140,9 @@ class ScoredPrompt:
         """
         for place, row in enumerate(rows):
             path = (*begin, *ids[: place + 1])
-            self._logprobs[path] = self.tree.logprobs(path, row)
+            self._logprobs[path] = self.tree.compute_logprobs(path, row)
 
-    def result(self) -> list[list[TokenLogprob]]:
+    def compute_logprobs(self) -> list[list[TokenLogprob]]:
         return [score_tokens(ids, self._logprobs, self.tree.end_ids) for ids in self.tree.texts]
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ class ScoredPrompt:
         self._forks = []
 
 
-class Branch(NamedTuple):
+class TrieBranch(NamedTuple):
     """Tokens to read after a prompt and a path, shared by several paths."""
 
     prompt: ScoredPrompt
@@ -161,7 +161,7 @@ class Branch(NamedTuple):
     paths: list[Path]
 
 
-def split_branches(prompt: ScoredPrompt, sequence: "Tokens", begin: Path, paths: list[Path]) -> Iterator[Branch]:
+def split_branches(prompt: ScoredPrompt, sequence: "Tokens", begin: Path, paths: list[Path]) -> Iterator[TrieBranch]:
     """Split sorted paths with the common prefix `begin` into branches.
 
     Paths share the tokens of a branch where that pays, see STEM.
@@ -174,9 +174,9 @@ def split_branches(prompt: ScoredPrompt, sequence: "Tokens", begin: Path, paths:
         first, last = group[0], group[-1]
         stem = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(map(len, group)))
         if (len(group) - 1) * (stem - len(begin)) >= STEM:
-            yield Branch(prompt, prompt.fork(sequence), begin, first[len(begin) : stem], group)
+            yield TrieBranch(prompt, prompt.fork(sequence), begin, first[len(begin) : stem], group)
         else:
-            yield from (Branch(prompt, prompt.fork(sequence), begin, path[len(begin) :], [path]) for path in group)
+            yield from (TrieBranch(prompt, prompt.fork(sequence), begin, path[len(begin) :], [path]) for path in group)
 
 
 def score_texts(engine: "Engine", prompts: Sequence[ScoredPrompt], precise: bool) -> None:
@@ -217,7 +217,7 @@ class BatchScorer(Generic[T]):
         self._read = dict[int, ScoredPrompt]()
         self._trees = dict[int, TokenTrie]()
 
-    def requests(self, prompts: Iterable[T]) -> Iterator[Request]:
+    def create_requests(self, prompts: Iterable[T]) -> Iterator[Request]:
         """Yield a request for each prompt; if `prepare` fails, its error becomes the prompt's result."""
         for number, prompt in enumerate(prompts):
             try:
@@ -236,7 +236,7 @@ class BatchScorer(Generic[T]):
         fork = answer.sequence.fork() if tree.paths and answer.sequence else None
         self._read[answer.request.key] = ScoredPrompt(tree, fork, row)
 
-    def results(self, scheduler: Scheduler) -> Iterator[list[list[TokenLogprob]] | LocalllmError]:
+    def collect_results(self, scheduler: Scheduler) -> Iterator[list[list[TokenLogprob]] | LocalllmError]:
         """Yield the scores or the error of each prompt.
 
         scheduler: the one that runs the requests.
@@ -259,7 +259,7 @@ class BatchScorer(Generic[T]):
                     stack.enter_context(closing(each.sequence))
             try:
                 score_texts(self._engine, [*read.values()], self._precise)
-                self._results |= {number: each.result() for number, each in read.items()}
+                self._results |= {number: each.compute_logprobs() for number, each in read.items()}
             except LocalllmError as error:
                 self._results |= dict.fromkeys(read, error)
 
@@ -273,9 +273,9 @@ def score_request(
     ContextError for a text that does not fit, UsageError, MemoryLimitError.
     """
     scores = BatchScorer(cache.engine, lambda prompt: (prompt, tree), precise)
-    requests = scores.requests([request])
+    requests = scores.create_requests([request])
     with closing(Scheduler(cache.engine, tokenizer, requests, cache=cache)) as scheduler:
-        (result,) = scores.results(scheduler)
+        (result,) = scores.collect_results(scheduler)
     cache.collect()
     if isinstance(result, LocalllmError):
         raise result

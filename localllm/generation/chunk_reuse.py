@@ -27,7 +27,7 @@ CANDIDATES = 4  # positions of a repeated block to try for the longest chunk
 SOURCES = 8  # latest sequences to search
 
 
-class Chunk(NamedTuple):
+class ReusedChunk(NamedTuple):
     """`length` tokens at position `place` of a prompt that another sequence holds at position `first`."""
 
     place: int
@@ -35,7 +35,7 @@ class Chunk(NamedTuple):
     length: int
 
 
-def find_chunks(cached: Ids[int], prompt: Ids[int], begin: int, least: int) -> list[Chunk]:
+def find_chunks(cached: Ids[int], prompt: Ids[int], begin: int, least: int) -> list[ReusedChunk]:
     """Find chunks of at least `least` tokens that a prompt shares with `cached`.
 
     Only tokens after the first `begin` ones and before the last one are searched. Blocks of half that length are looked
@@ -48,21 +48,21 @@ def find_chunks(cached: Ids[int], prompt: Ids[int], begin: int, least: int) -> l
         starts = places.setdefault(cached_ids[first : first + block].tobytes(), [])
         if len(starts) < CANDIDATES:
             starts.append(first)
-    chunks, place, free = list[Chunk](), begin, begin
+    chunks, place, free = list[ReusedChunk](), begin, begin
     while place + block <= len(ours):
         starts = places.get(ours[place : place + block].tobytes(), [])
-        extended = [extend_chunk(ours, cached_ids, Chunk(place, first, block), free) for first in starts]
+        extended = [extend_chunk(ours, cached_ids, ReusedChunk(place, first, block), free) for first in starts]
         best = max(extended, key=lambda chunk: chunk.length, default=None)
         if best is None or best.length < least:
             place += 1
             continue
         place = free = best.place + best.length
         if best.length > READ_AGAIN:
-            chunks.append(Chunk(best.place + READ_AGAIN, best.first + READ_AGAIN, best.length - READ_AGAIN))
+            chunks.append(ReusedChunk(best.place + READ_AGAIN, best.first + READ_AGAIN, best.length - READ_AGAIN))
     return chunks
 
 
-def extend_chunk(ours: np.ndarray, cached_ids: np.ndarray, chunk: Chunk, free: int) -> Chunk:
+def extend_chunk(ours: np.ndarray, cached_ids: np.ndarray, chunk: ReusedChunk, free: int) -> ReusedChunk:
     """Extend a chunk in both directions, to the left at most to position `free`.
 
     ours, cached_ids: tokens, int64.
@@ -72,7 +72,7 @@ def extend_chunk(ours: np.ndarray, cached_ids: np.ndarray, chunk: Chunk, free: i
     matched_before = count_equal(ours[place - back : place][::-1], cached_ids[first - back : first][::-1])
     after = min(len(ours) - place, len(cached_ids) - first)
     count = count_equal(ours[place : place + after], cached_ids[first : first + after])
-    return Chunk(place - matched_before, first - matched_before, matched_before + count)
+    return ReusedChunk(place - matched_before, first - matched_before, matched_before + count)
 
 
 def count_equal(ours: np.ndarray, cached_ids: np.ndarray) -> int:
@@ -83,7 +83,7 @@ def count_equal(ours: np.ndarray, cached_ids: np.ndarray) -> int:
 class ChunkReuse:
     """The chunks that a prompt takes from a fork of another sequence, in order."""
 
-    def __init__(self, engine: "Engine", source: "Sequence", chunks: Iterable[Chunk]):
+    def __init__(self, engine: "Engine", source: "Sequence", chunks: Iterable[ReusedChunk]):
         self._engine, self._source, self._chunks = engine, source.fork(), [*chunks]
 
     def end(self, cached_tokens: int) -> int | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from localllm.engine.image_tokens import has_images, skip_image_rows, split_images
-from localllm.engine.runs import BATCH, PRECISE_TOKENS, Runs
+from localllm.engine.runs import BATCH, PRECISE_TOKENS, RunPlan
 from localllm.kernels.machine import has_tiles
 from localllm.kernels.table import PAGE
 
@@ -51,11 +51,11 @@ class PrefillSegment(NamedTuple):
 class PrefillSegments:
     """The segments of a prompt, from the runs in which a single Generation prefills it."""
 
-    def __init__(self, prompt: Ids[int], runs: Runs):
+    def __init__(self, prompt: Ids[int], runs: RunPlan):
         self._length, self.runs = len(prompt), runs
         self._listed = [*split_around_images(prompt, runs)] if has_images(prompt) else []
 
-    def at(self, place: int) -> PrefillSegment:
+    def find_segment(self, place: int) -> PrefillSegment:
         """Return the segment of the token at a position in the prompt or after it."""
         if place >= self._length:
             return PrefillSegment(place, place + PRECISE_TOKENS, True, kernel_tokens=1)  # of an answer
@@ -64,13 +64,13 @@ class PrefillSegments:
         begin, end = self.runs.find_last_end(place), min(self.runs.find_next_end(place), self._length)
         return next(each for each in split_run(begin, end, self._length, self.runs) if place < each.end)
 
-    def kernel_tokens(self, begin: int, end: int) -> int:
+    def count_kernel_tokens(self, begin: int, end: int) -> int:
         """Return the token count that selects kernels for a run of a prompt; 0 if the engine splits the run."""
-        segment = self.at(begin)
+        segment = self.find_segment(begin)
         return segment.kernel_tokens if segment.precise and segment.end >= end else 0
 
 
-def split_run(begin: int, end: int, length: int, runs: Runs) -> list[PrefillSegment]:
+def split_run(begin: int, end: int, length: int, runs: RunPlan) -> list[PrefillSegment]:
     """List the segments of one run of text in a prompt of `length` tokens.
 
     Both ends of a long prompt are precise.
@@ -83,7 +83,7 @@ def split_run(begin: int, end: int, length: int, runs: Runs) -> list[PrefillSegm
     return [PrefillSegment(*part, kernel_tokens=part[1] - part[0]) for part in parts if part[0] < part[1]]
 
 
-def split_around_images(prompt: Ids[int], runs: Runs) -> Iterator[PrefillSegment]:
+def split_around_images(prompt: Ids[int], runs: RunPlan) -> Iterator[PrefillSegment]:
     """Yield all segments of a prompt with images, as `read_prompt` and the engine split it."""
     start = 0
     while start < len(prompt):
@@ -98,7 +98,7 @@ def split_around_images(prompt: Ids[int], runs: Runs) -> Iterator[PrefillSegment
         start = end
 
 
-def find_run_end(prompt: Ids[int], start: int, runs: Runs) -> int:
+def find_run_end(prompt: Ids[int], start: int, runs: RunPlan) -> int:
     """Return the end of the run that begins at `start` when a single Generation prefills the prompt."""
     return skip_image_rows(prompt, min(runs.find_next_end(start), len(prompt)))
 
@@ -120,7 +120,7 @@ def prefill_prompt(
     return logits
 
 
-def max_prefill_tokens(parameters: int) -> int:
+def compute_max_prefill_tokens(parameters: int) -> int:
     """Return the maximum number of prompt tokens between two decode steps of a model of this size.
 
     It does not depend on measured times, so that the same input always gives the same runs and answers.
@@ -143,14 +143,14 @@ def count_reusable_tokens(common: int, ours: PrefillSegments, cached: PrefillSeg
     """Return how many of the first `common` tokens, equal in two prompts, are computed alike in both."""
     place, is_whole = 0, True
     while place < common:
-        our, their = ours.at(place), cached.at(place)
+        our, their = ours.find_segment(place), cached.find_segment(place)
         if our.precise != their.precise or not ours.runs.select_same_kernels(our.kernel_tokens, their.kernel_tokens):
             break
         place, is_whole = min(our.end, their.end), our.end == their.end
     if is_whole and place <= common:
         return place
     place = min(place, common)
-    last = ours.at(place - 1)
+    last = ours.find_segment(place - 1)
     if last.is_image:
         return last.begin
     return place if last.precise else max(last.begin, min(place, last.end - PAGE) // PAGE * PAGE)

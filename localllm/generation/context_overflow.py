@@ -142,7 +142,7 @@ class ShiftedSequence:
         twin._gap, twin.tokens = self._gap, [*self.tokens]
         return twin
 
-    def plain(self) -> "Sequence":
+    def unwrap(self) -> "Sequence":
         """Return the underlying sequence, truncated to `keep` if tokens were dropped."""
         self.truncate(self.keep if self._gap else len(self._sequence.tokens))
         return self._sequence
@@ -169,5 +169,5 @@ def wrap_sequence(sequence: "Sequence | ShiftedSequence", keep: int | None) -> "
     if isinstance(sequence, ShiftedSequence):
         if sequence.keep == keep:
             return sequence
-        sequence = sequence.plain()
+        sequence = sequence.unwrap()
     return sequence if keep is None else ShiftedSequence(sequence, keep)

@@ -114,7 +114,7 @@ class Conversation(Generic[A]):
 
         Setting it starts another conversation.
         """
-        return self._system() + self._history_with_answer()
+        return self._build_system() + self._build_history()
 
     @messages.setter
     def messages(self, messages: Sequence[Message]) -> None:
@@ -137,7 +137,7 @@ class Conversation(Generic[A]):
         """Continue with the next messages: a question, or results of the latest answer's tool calls."""
         options = options or GenerationOptions()
         history = [*self._stop(), *messages]
-        history_left, answer = self._start_answer(self._system(), history, options, is_own=True)
+        history_left, answer = self._start_answer(self._build_system(), history, options, is_own=True)
         self._history, self._answer, self._earlier_part = history_left, answer, NOTHING
         return answer
 
@@ -158,10 +158,10 @@ class Conversation(Generic[A]):
         """Begin a new conversation with the same system message."""
         self._history, self._answer, self._earlier_part, self.earlier = [], None, NOTHING, 0
 
-    def _system(self) -> list[Message]:
+    def _build_system(self) -> list[Message]:
         return [] if self.system is None else [{"role": "system", "content": self.system}]
 
-    def _history_with_answer(self) -> list[Message]:
+    def _build_history(self) -> list[Message]:
         """Return the history with the latest answer, or without an unanswered question.
 
         A continued answer is included from the start, even if it has only reasoning.
@@ -179,7 +179,7 @@ class Conversation(Generic[A]):
         """Stop the latest answer and return the history with it."""
         if self._answer is not None:
             self._answer.close()
-        return self._history_with_answer()
+        return self._build_history()
 
     if not TYPE_CHECKING:  # names of 0.3
         hold, go_on, answers_one_text = map(RenamedAttribute, ("park", "continue_with", "is_single_turn"))
@@ -216,7 +216,7 @@ class AnswerDefaults:
     messages: Sequence[Message] = ()
     options: GenerationOptions = field(default_factory=GenerationOptions)
 
-    def head(self, system: Sequence[Message]) -> list[Message]:
+    def build_head(self, system: Sequence[Message]) -> list[Message]:
         """Return the messages before the first turn.
 
         system: the conversation's own system message; empty if it has none.
@@ -224,9 +224,9 @@ class AnswerDefaults:
         default = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*(system or default), *self.messages]
 
-    def conversation(self, messages: Sequence[Message]) -> list[Message]:
+    def build_conversation(self, messages: Sequence[Message]) -> list[Message]:
         first = sum(map(is_instruction, messages[:1]))
-        return [*self.head(messages[:first]), *messages[first:]]
+        return [*self.build_head(messages[:first]), *messages[first:]]
 
     def fill_unset(self, defaults: "AnswerDefaults") -> "AnswerDefaults":
         """Return these defaults, completed by those of another."""

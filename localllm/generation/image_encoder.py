@@ -76,7 +76,7 @@ class ImageEncoder:
         source: see localllm.images.opened. Raises UsageError, ModelError.
         """
         image = load_image(source)
-        self._root = self._root or self._fingerprint()
+        self._root = self._root or self._compute_fingerprint()
         description = f" {self._prepared.__name__} {image.size} ".encode()
         digest = hashlib.sha256(self._root + description + image.tobytes()).digest()
         look = self._cache.pop(digest, None) or self._encode_image(image, digest)
@@ -86,7 +86,7 @@ class ImageEncoder:
         self._forget()
         return look
 
-    def _fingerprint(self) -> bytes:
+    def _compute_fingerprint(self) -> bytes:
         """Return the disk cache's key of the projector and of the code that prepares images."""
         try:
             return compute_projector_fingerprint(self._file, self._reader.operations, (vision, images))
@@ -107,7 +107,7 @@ class ImageEncoder:
             ImageEmbedding(
                 digest + bytes([number & 255, number >> 8]),
                 some,
-                h.mrope_positions(prepared.pictures[number]),
+                h.compute_mrope_positions(prepared.pictures[number]),
                 h.sees_ahead,
             )
             for number, some in enumerate(rows)

@@ -57,7 +57,7 @@ class Infill:
         marks, encode = require_infill_tokens(tokenizer), tokenizer.encode
         text, suffix_text = require_string("prefix", self.prefix), require_string("suffix", self.suffix)
         if limit is not None:  # longer texts need not be tokenized
-            size = tokenizer.most_bytes(limit)
+            size = tokenizer.compute_max_bytes(limit)
             text, suffix_text = text[max(0, len(text) - size) :], suffix_text[:size]
         prefix, suffix, typed = encode(text), encode(suffix_text), encode(self.typed)
         if limit is not None:
@@ -78,7 +78,7 @@ class Infill:
         last = [] if marks.file is None else [marks.file, *encode(f"{FILE}\n")]
         chunks, room = list[list[int]](), None if limit is None else limit - len(head) - len(last)
         for name, text in reversed(self.files):
-            if room is not None and len(text) > tokenizer.most_bytes(max(room, 0)):
+            if room is not None and len(text) > tokenizer.compute_max_bytes(max(room, 0)):
                 break
             start = encode(f"\n\n--- {name} ---\n\n") if marks.file is None else [marks.file, *encode(f"{name}\n")]
             chunk = [*start, *encode(text)]

@@ -316,7 +316,7 @@ class GenerationMixin:
     ) -> Iterator[Completion | LocalllmError]:
         results = dict[int, Completion | LocalllmError]()
         next_number = 0
-        with closing(self.batch(self._requests(prompts, options, results, returns), parallel, precise)) as batch:
+        with closing(self.batch(self._create_requests(prompts, options, results, returns), parallel, precise)) as batch:
             for finished in batch:
                 results |= {request.key: request.error or request.answers[0] for request in finished}
                 while (answer := results.pop(next_number, None)) is not None:
@@ -326,7 +326,7 @@ class GenerationMixin:
                     next_number += 1
         yield from (results[number] for number in sorted(results))
 
-    def _requests(
+    def _create_requests(
         self, prompts: Iterable[Prompt], options: GenerationOptions, failed: dict[int, Completion | LocalllmError],
         returns: bool,
     ) -> Iterator[Request]:  # fmt: skip
@@ -376,8 +376,8 @@ class GenerationMixin:
 
         prepare = self._prepare_choices(require_choices(choices), options)
         scores = BatchScorer[Any](self.session.cache.engine, lambda prompt: prepare(*prompt), precise)
-        with closing(self.batch(scores.requests(prompts), PARALLEL, precise)) as batch:
-            for result in scores.results(batch):
+        with closing(self.batch(scores.create_requests(prompts), PARALLEL, precise)) as batch:
+            for result in scores.collect_results(batch):
                 yield result if isinstance(result, LocalllmError) else rank_choices(choices, result)
 
     def _prepare_choices(
@@ -390,7 +390,7 @@ class GenerationMixin:
 
         @cache
         def build_tree(is_chat: bool) -> "TokenTrie":
-            return self.session.tree(texts, is_chat, with_end)
+            return self.session.build_trie(texts, is_chat, with_end)
 
         def prepare(prompt: Prompt, lora: Mapping[str, float] | None = None) -> "tuple[Request, TokenTrie]":
             chosen = generation if lora is None else replace(generation, lora=lora)
@@ -407,7 +407,7 @@ class GenerationMixin:
 
         arguments: AnswerArguments = {"think": "off", **options}
         request = self.session.request(prompt, gather_options(None, (), arguments))
-        tree = self.session.tree([require_string("text", text)], is_conversation(prompt), with_end=True)
+        tree = self.session.build_trie([require_string("text", text)], is_conversation(prompt), with_end=True)
         (tokens,) = score_request(self.session.cache, self.session.tokenizer, request, tree, precise)
         return Score(sum(token.logprob for token in tokens), tokens)
 
@@ -451,7 +451,7 @@ class AsyncGeneration(Generic[Iterated]):
         import asyncio  # 17 ms
 
         try:
-            chunk = await asyncio.to_thread(self._next)
+            chunk = await asyncio.to_thread(self._read_next)
         except asyncio.CancelledError:
             self.stop()
             raise
@@ -459,7 +459,7 @@ class AsyncGeneration(Generic[Iterated]):
             raise StopAsyncIteration
         return chunk
 
-    def _next(self) -> str | None:
+    def _read_next(self) -> str | None:
         """Return the next chunk of text, None at the end. Runs in a thread."""
         if self._begin:
             begin, self._begin = self._begin, None

@@ -176,7 +176,7 @@ class GenerationOptions:
             raise UsageError(message)
         return processed.astype(np.float32, copy=False)
 
-    def limit(self, room: int) -> int:
+    def compute_limit(self, room: int) -> int:
         """Return the maximum number of tokens of an answer if the context has `room` free positions."""
         room = sys.maxsize if self.on_overflow == "shift" else room
         return room if self.max_tokens is None else min(room, self.max_tokens)

@@ -24,7 +24,7 @@ from localllm.engine.adapter_scales import AdapterScales
 from localllm.engine.forks import create_lock
 from localllm.engine.image_tokens import find_last_end, has_images, is_worth_caching
 from localllm.engine.memory.sequence_state import StoredPrefix
-from localllm.engine.runs import MIN_CACHED_TOKENS, PRECISE_TOKENS, Runs
+from localllm.engine.runs import MIN_CACHED_TOKENS, PRECISE_TOKENS, RunPlan
 from localllm.generation.chunked_prefill import PrefillSegments, count_reusable_tokens
 from localllm.generation.context_overflow import ShiftedSequence, wrap_sequence
 from localllm.generation.run_queue import RunQueue
@@ -84,7 +84,7 @@ NOTHING = PrefixMatch(None, 0)
 
 
 def find_longest_match(
-    candidates: Iterable[ReuseCandidate], ids: Ids[int], runs: Runs, segments: PrefillSegments | None = None
+    candidates: Iterable[ReuseCandidate], ids: Ids[int], runs: RunPlan, segments: PrefillSegments | None = None
 ) -> PrefixMatch:
     """Return the longest reusable prefix, the first of equal ones; NOTHING if there is none.
 
@@ -96,7 +96,7 @@ def find_longest_match(
 
 
 def match_prefix(
-    candidate: ReuseCandidate, ids: Ids[int], runs: Runs, segments: PrefillSegments | None = None
+    candidate: ReuseCandidate, ids: Ids[int], runs: RunPlan, segments: PrefillSegments | None = None
 ) -> PrefixMatch:
     """Return how much of a candidate's prefix a prompt can reuse; the length may be 0."""
     source, tokens, turns, aligned, has_logits, read_in = candidate
@@ -467,7 +467,7 @@ class PrefixCache:
         """
         with self.lock:
             self._collect()
-            used_places, places = self.engine.cache_usage()
+            used_places, places = self.engine.get_cache_usage()
             if not self.idle or isinstance(self.idle[-1], ShiftedSequence) or used_places + self.context > places:
                 return
             self._parked.append(self._fork(self.idle[-1]))

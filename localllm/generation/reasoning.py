@@ -62,11 +62,11 @@ class ThinkingFormat(Protocol):
     def detect_open(self, text: str) -> PartStart | None:
         """Return the part that begins with this text; None if more of the text is needed."""
 
-    def end(self, kind: str) -> str:
+    def get_end_mark(self, kind: str) -> str:
         """Return the end mark of a part of this type; "" if it has none."""
         ...
 
-    def rest(self, text: str) -> str:
+    def get_rest(self, text: str) -> str:
         """Return the held-back text that belongs to the answer, at the end of generation."""
         ...
 
@@ -97,10 +97,10 @@ class TagFormat:
             return PartStart(REASONING, len(text) - len(bare) + len(self.opens))
         return None if self.opens.startswith(bare) else PartStart(ANSWER, 0)
 
-    def end(self, kind: str) -> str:
+    def get_end_mark(self, kind: str) -> str:
         return self.closes if kind == REASONING else ""
 
-    def rest(self, text: str) -> str:
+    def get_rest(self, text: str) -> str:
         return text
 
     def escape_marks(self) -> "TagFormat":
@@ -140,10 +140,10 @@ class ChannelFormat:
             return PartStart(REASONING if self.thought in text[: min(ends)] else ANSWER, min(ends))
         return None if self._may_be_header(text) else PartStart(ANSWER, 0)
 
-    def end(self, kind: str) -> str:
+    def get_end_mark(self, kind: str) -> str:
         return self.closes
 
-    def rest(self, text: str) -> str:
+    def get_rest(self, text: str) -> str:
         return "" if self._may_be_header(text) else text
 
     def escape_marks(self) -> "ChannelFormat":
@@ -231,7 +231,7 @@ class Thinking:
     budget: int | None = None
 
     @classmethod
-    def of(
+    def detect(
         cls, format: ThinkingFormat | None, tokenizer: "Tokenizer", prompt: Sequence[int], budget: int | None
     ) -> Self:
         """Detect the reasoning state after a rendered prompt (token ids)."""
@@ -245,7 +245,7 @@ class Thinking:
         escaped = {token: ESCAPE + mark for token, mark in tokens.items()}
         plain = {ESCAPE + mark: "" if token in tokenizer.control_ids else mark for token, mark in tokens.items()}
         if format.repeats:
-            starts, continuing = [token for token, mark in tokens.items() if mark != format.end(REASONING)], []
+            starts, continuing = [token for token, mark in tokens.items() if mark != format.get_end_mark(REASONING)], []
         else:
             first, *continuing = tokenizer.encode(format.opens, special=True)
             starts = [first]
@@ -253,7 +253,7 @@ class Thinking:
             format.escape_marks(), is_open, False, escaped, plain, tuple(starts), tuple(continuing), closing, budget
         )
 
-    def inside(self) -> Self:
+    def start_inside(self) -> Self:
         """Return a copy that starts inside the reasoning."""
         return replace(self, is_open=True, has_words=True)
 
@@ -300,7 +300,7 @@ class ReasoningParser:
         """Return the held-back text at the end: it has not become a mark."""
         text, self._buffer = self._buffer, ""
         if self.kind is None and self._format:
-            text = self._format.rest(text)
+            text = self._format.get_rest(text)
         parts = list[TextPart]()
         self._add(parts, self.kind or ANSWER, text.rstrip() if self.kind == REASONING else text)
         return parts
@@ -313,7 +313,7 @@ class ReasoningParser:
             self.kind, self._buffer = block.kind, self._buffer[block.length :]
             self._trims = self._trims or block.length > 0
             return True
-        kind, mark = self.kind, format.end(self.kind)
+        kind, mark = self.kind, format.get_end_mark(self.kind)
         place = self._buffer.find(mark) if mark else -1
         if kind == REASONING and (call := self._find_call(place)) is not None:
             self.interruption = self._buffer[call:]

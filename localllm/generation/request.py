@@ -29,7 +29,7 @@ from localllm.text.tokenizer import StreamDecoder, Tokenizer
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
     from localllm.engine.image_tokens import ImageEmbedding
-    from localllm.engine.runs import Runs
+    from localllm.engine.runs import RunPlan
     from localllm.engine.sequence import Sequence
     from localllm.generation.banned import AnswerSnapshot, BannedStrings
     from localllm.generation.chunk_reuse import ChunkReuse
@@ -80,7 +80,7 @@ class PromptTask:
         self.require_room(sys.maxsize)
         return count
 
-    def adapter_scales(self, engine: "Engine") -> AdapterScales:
+    def resolve_adapter_scales(self, engine: "Engine") -> AdapterScales:
         """Return the scales of the engine's adapters for the prompt and its answer. Raises UsageError."""
         if not engine.adapters:
             if self.options.lora:
@@ -90,7 +90,7 @@ class PromptTask:
 
         return resolve_scales(engine, self.options, self.prompt)
 
-    def guide(self, tokenizer: Tokenizer, vocab: int) -> AnswerState:
+    def create_state(self, tokenizer: Tokenizer, vocab: int) -> AnswerState:
         """Make the state of an answer before its first token. Raises UsageError.
 
         vocab: vocabulary size.
@@ -174,7 +174,7 @@ class Request:
     def finished(self) -> bool:
         return self.error is not None or (bool(self.answers) and all(answer.finish_reason for answer in self.answers))
 
-    def begin(self, engine: "Engine", tokenizer: Tokenizer, runs: "Runs | None" = None) -> list["Completion"]:
+    def begin(self, engine: "Engine", tokenizer: Tokenizer, runs: "RunPlan | None" = None) -> list["Completion"]:
         """Create the answers, without tokens, with the seeds seed, seed + 1, and so on.
 
         runs: how to split the prompt into runs, by default the engine's way. Raises UsageError and ContextError.
@@ -185,8 +185,8 @@ class Request:
             engine.prepare_shift()
         samplers = make_samplers(task.options.sampling, task.prompt, vocab, self.n, tokenizer)
         runs = (runs or engine.runs)._replace(is_measuring=self.is_measured)
-        guide, segments = task.guide(tokenizer, vocab), PrefillSegments(task.prompt, runs)
-        scales = task.adapter_scales(engine)
+        guide, segments = task.create_state(tokenizer, vocab), PrefillSegments(task.prompt, runs)
+        scales = task.resolve_adapter_scales(engine)
         self.answers = [
             Completion(self, sampler, guide.copy() if number else guide, engine.context, segments, number)
             for number, sampler in enumerate(samplers)
@@ -200,7 +200,7 @@ class Request:
         return self.answers
 
 
-class Output(NamedTuple):
+class DrawnToken(NamedTuple):
     """A token that was drawn for an answer; None for one that ends it.
 
     Attributes:
@@ -258,7 +258,7 @@ class Completion(PicklableAnswer):
         self.dropped = self.skipped = self.steps = self.drafted = self.accepted = 0
         self.prefill_s, self.ttft_s, self.decode_s, self.started = 0.0, 0.0, 0.0, perf_counter()
         self.has_ended = self.is_stopped = False
-        self._limit = len(self.ids) + request.task.options.limit(context - len(self.ids))
+        self._limit = len(self.ids) + request.task.options.compute_limit(context - len(self.ids))
         self._drawn_count = 0  # tokens that were drawn, including one that ended the answer
         self._least = 0  # fewest ids since the step began
         self.logprobs = list[LikelyToken]()
@@ -351,10 +351,10 @@ class Completion(PicklableAnswer):
             cached = self.cached_tokens
             self.options.on_progress(max(self.computed_tokens - cached, 0), len(self.prompt) - cached)
 
-    def next_segment(self) -> PrefillSegment:
+    def get_next_segment(self) -> PrefillSegment:
         """Return the next segment of the prompt to prefill; short ones between reused chunks are precise."""
         cached = self.computed_tokens
-        segment, end = self.segments.at(cached), self.reuse.end(cached) if self.reuse else None
+        segment, end = self.segments.find_segment(cached), self.reuse.end(cached) if self.reuse else None
         if end is None or end >= segment.end:
             return segment
         return segment._replace(end=end, precise=segment.precise or end - cached <= PRECISE_TOKENS)
@@ -369,7 +369,7 @@ class Completion(PicklableAnswer):
         """The number of answers that share its sequence: the request's n until the prompt is read, then 1."""
         return 1 if self.request.begun else self.request.n
 
-    def _draw(self, row: np.ndarray, processed: np.ndarray) -> Output:
+    def _draw(self, row: np.ndarray, processed: np.ndarray) -> DrawnToken:
         """Draw a token from processed logits and append it. Raises LocalllmError if none is allowed.
 
         processed: float32 [vocab], after logits_processor.  row: the model's logits, float32 [vocab].
@@ -386,7 +386,7 @@ class Completion(PicklableAnswer):
             self.logprob += float(row[token]) - log_sum_exp(row)
         if token in self.end_ids:
             self.has_ended = True
-            return Output(self, None, [], row)
+            return DrawnToken(self, None, [], row)
         self._snapshot = None
         if self.banned and self.banned.may_be_undone(token):
             self._snapshot = self._take_snapshot(logprob, None if processed is row else processed)
@@ -396,9 +396,9 @@ class Completion(PicklableAnswer):
             self.logprobs.append(compute_token_logprobs(row, token, min(count, len(row))))
         parts = self.guide.accept(token)
         self.has_ended = self.guide.has_ended
-        return Output(self, token, parts, row)
+        return DrawnToken(self, token, parts, row)
 
-    def accept_logits(self, row: np.ndarray) -> list[Output]:
+    def accept_logits(self, row: np.ndarray) -> list[DrawnToken]:
         """Draw the next token from logits, float32 [vocab]; undo and redraw a banned string.
 
         Returns the tokens that can no longer be undone. Raises LocalllmError if no token is allowed.
@@ -406,16 +406,16 @@ class Completion(PicklableAnswer):
         options = self.options
         if options.stopping_criteria and options.ends_answer(self.ids, row):
             self.has_ended = True
-            return [*self._released(), Output(self, None, [], row)]
+            return [*self._release_tokens(), DrawnToken(self, None, [], row)]
         processed = options.process_logits(self.ids, row) if options.logits_processor else row
         if self.banned is None:
             return [self._draw(row, processed)]
         while True:
             output = self._draw(row, processed)
             if output.token is None:
-                return [*self._released(), output]
+                return [*self._release_tokens(), output]
             if (banned := self.banned.push(output.token, self._snapshot, row, output.parts)) is None:
-                return self._released()
+                return self._release_tokens()
             assert banned.before  # a banned string begins in it
             self._rewind(banned.before)
             row = banned.row
@@ -430,12 +430,12 @@ class Completion(PicklableAnswer):
 
         return AnswerSnapshot(len(self.ids), self.sampler.undo_draw(), self.guide.copy(), logprob, row)
 
-    def _released(self) -> list[Output]:
+    def _release_tokens(self) -> list[DrawnToken]:
         """Return the tokens that can no longer become a banned string: all if the answer is complete."""
         if self.banned is None:
             return []
         released = self.banned.flush() if self.is_complete else self.banned.release()
-        return [Output(self, token.token, token.parts, token.row) for token in released]
+        return [DrawnToken(self, token.token, token.parts, token.row) for token in released]
 
     def _rewind(self, place: "AnswerSnapshot") -> None:
         """Undo tokens; the sequence is truncated at the end of the step."""
@@ -462,7 +462,7 @@ class Completion(PicklableAnswer):
         twin.has_ended = twin.guide.has_ended
         return twin
 
-    def accept_draft(self, draft: Ids[int], rows: np.ndarray) -> Iterator[Output]:
+    def accept_draft(self, draft: Ids[int], rows: np.ndarray) -> Iterator[DrawnToken]:
         """Sample a token at each position of a draft, up to the first that differs; drop the rest.
 
         Yields the tokens that cannot be undone; the last output of a complete answer has the rest of its text.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PATIENCE = 0.2  # maximum seconds that a run waits for another thread's next step; sampling takes 0.001
 
 
-class Step:
+class QueuedStep:
     """Spans that a scheduler runs together, and the results.
 
     Attributes:
@@ -69,9 +69,9 @@ class Step:
         if any(isinstance(sequence, ShiftedSequence) or has_images(ids) for sequence, ids in self.spans):
             return None
         selected = [count or len(ids) for count, (_, ids) in zip(self.kernel_tokens, self.spans, strict=True)]
-        return self.spans[0][0].engine.runs.kernel_class(max(selected))
+        return self.spans[0][0].engine.runs.find_kernel_class(max(selected))
 
-    def can_join(self, steps: "list[Step]") -> bool:
+    def can_join(self, steps: "list[QueuedStep]") -> bool:
         """Return whether it can share a run with these steps.
 
         They must have 16-bit activations, the same kernels, and ask for the same logits.
@@ -112,7 +112,7 @@ class RunQueue:
         self.lock = create_lock(self)
         self._condition = threading.Condition(self.lock)  # type: ignore[arg-type]
         self._schedulers = set[object]()  # those that have run a step and have not left
-        self._queue, self._running = list[Step](), list[Step]()
+        self._queue, self._running = list[QueuedStep](), list[QueuedStep]()
         self._due = set[object]()  # schedulers that have their logits, and will soon submit the next step
         self._latest, self._waiting = list[object](), 0
 
@@ -123,15 +123,15 @@ class RunQueue:
             self._due.discard(scheduler)  # there is nobody who would wait for it
         return len(self._schedulers) > 1
 
-    def run(self, step: Step) -> "list[np.ndarray]":
+    def run(self, step: QueuedStep) -> "list[np.ndarray]":
         """Run a step together with others, or wait until another thread has; return its logits.
 
-        The logits have the shape of Step.run. Raises the error of the step.
+        The logits have the shape of QueuedStep.run. Raises the error of the step.
         """
         if not step.is_submitted:
             self.submit(step)
         while not step.is_done:
-            batch = list[Step]()
+            batch = list[QueuedStep]()
             try:
                 with self.lock:
                     step.is_awaited = True
@@ -152,7 +152,7 @@ class RunQueue:
         assert step.rows is not None
         return step.rows
 
-    def submit(self, step: Step) -> None:
+    def submit(self, step: QueuedStep) -> None:
         """Queue a step for the next run. Raises LocalllmError in a forked process."""
         self.enter(step.scheduler)
         with self.lock:
@@ -190,7 +190,7 @@ class RunQueue:
             while any(each is sequence for step in self._running for each, _ in step.spans):
                 self._wait()
 
-    def _take_batch(self) -> list[Step]:
+    def _take_batch(self) -> list[QueuedStep]:
         """Remove the steps of the next run from the queue: the first, and all that can share its run."""
         queue = [step for step in self._queue if step.scheduler in self._schedulers]
         batch = queue[:1]
@@ -200,7 +200,7 @@ class RunQueue:
         self._queue = [step for step in queue if step not in batch]
         return batch
 
-    def _end(self, batch: list[Step]) -> None:
+    def _end(self, batch: list[QueuedStep]) -> None:
         """Wake the threads that wait for these steps; queue interrupted steps again."""
         is_shared = len(batch) > 1 or bool(self._queue)
         for step in batch:
@@ -229,7 +229,7 @@ class RunQueue:
         if self._waiting:
             self._condition.notify_all()
 
-    def _run_batch(self, batch: list[Step]) -> None:
+    def _run_batch(self, batch: list[QueuedStep]) -> None:
         """Run steps together, or each alone if that fails, and record their results or errors."""
         if len(batch) > 1:
             began, size = perf_counter(), sum(step.size for step in batch)

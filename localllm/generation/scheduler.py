@@ -20,8 +20,8 @@ from localllm.generation.answer_record import AnswerRecord, TextIterator, reduce
 from localllm.generation.chunked_prefill import LIVE_CHUNK, compute_chunk_size, find_run_end
 from localllm.generation.prefix_cache import PrefixCache, ReuseCandidate, find_longest_match
 from localllm.generation.reasoning import TextPart
-from localllm.generation.request import Completion, Output, PromptTask, Request
-from localllm.generation.run_queue import Step
+from localllm.generation.request import Completion, DrawnToken, PromptTask, Request
+from localllm.generation.run_queue import QueuedStep
 from localllm.generation.speculation.acceptance import Drafter
 from localllm.generation.speculation.speculator import MAX_OTHERS, AnswerSpan, Speculator, make_span
 from localllm.kernels.table import PAGE
@@ -62,14 +62,14 @@ class Scheduler:
         self.running, self.waiting = list[Completion](), deque[Completion]()
         self.written = self.preempted = 0
         self._engine, self._vocab = engine, min(engine.vocab_size, tokenizer.vocab_size)
-        self._kernels = engine.runs.kernel_class
+        self._kernels = engine.runs.find_kernel_class
         self._tokenizer, self._requests, self._finished = tokenizer, iter(requests), list[Request]()
         self._parallel, self._chunk, self._places, self._precise = parallel, chunk, places, precise
         self._stopping, self._cache = False, cache or PrefixCache(engine, is_shared=True)
         self._resources = ExitStack()  # resources of drafters, such as a draft model's sequence
         self._speculator = Speculator(engine, self._cache.ngrams, None if self._cache.is_shared else self._resources)
         self._queue = self._cache.runs
-        self._step: Step | None = None  # the step that runs or was submitted early, and its spans
+        self._step: QueuedStep | None = None  # the step that runs or was submitted early, and its spans
         self._submitted = list[AnswerSpan]()
         self._refused: tuple[Completion, list[tuple[Completion, int]], int] | None = None  # see `_may_join`
 
@@ -86,9 +86,9 @@ class Scheduler:
         """Return whether an answer needs prefill or decode steps."""
         if self._stopping:
             self.waiting = deque(answer for answer in self.waiting if answer.request.begun)
-        return bool(self.running) or self._next() is not None
+        return bool(self.running) or self._get_next() is not None
 
-    def step(self) -> Iterator[Output]:
+    def step(self) -> Iterator[DrawnToken]:
         """Prefill a chunk, then decode a token of every answer whose prompt is prefilled.
 
         Without `precise`, both happen in one run. The model runs, and tokens are drawn, as the caller iterates.
@@ -139,7 +139,7 @@ class Scheduler:
                 self._cache.give_back(completion)
         self._remove(request)
 
-    def _next(self) -> Completion | None:
+    def _get_next(self) -> Completion | None:
         """Return the next waiting answer, None without one; requests that cannot begin fail."""
         while not self.waiting:
             request = None if self._stopping else next(self._requests, None)
@@ -157,7 +157,7 @@ class Scheduler:
     def _list_prefilling(self) -> Iterator[Completion]:
         """Yield the answers with pending prefill, the oldest first; then those that can join."""
         yield from [answer for answer in self.running if answer.pending_tokens]
-        while (completion := self._next()) and self._may_join(completion):
+        while (completion := self._get_next()) and self._may_join(completion):
             self.waiting.popleft()
             self._join(completion)
             yield completion
@@ -215,9 +215,9 @@ class Scheduler:
                     find_run_end(completion.prompt, cached, self._engine.runs), cached + completion.pending_tokens
                 )
                 is_read = cached == end or completion.is_stopped
-                kernel_tokens = completion.segments.kernel_tokens(cached, end)
+                kernel_tokens = completion.segments.count_kernel_tokens(cached, end)
                 return [] if is_read else [make_span(completion, end - cached, kernel_tokens)], True
-            segment = completion.next_segment()
+            segment = completion.get_next_segment()
             end, precise = min(segment.end, cached + completion.pending_tokens), segment.precise and self._precise
             kernel_tokens = segment.kernel_tokens if self._precise else 0
             if not work:
@@ -242,7 +242,7 @@ class Scheduler:
             return self._speculator.add_drafts(writing, self._queue.count_others(self))
         return [AnswerSpan(answer, answer.ids[-1:]) for answer in writing]
 
-    def _run(self, work: list[AnswerSpan], precise: bool = True) -> Iterator[Output]:
+    def _run(self, work: list[AnswerSpan], precise: bool = True) -> Iterator[DrawnToken]:
         """Append spans in one run, and return an iterator over the next tokens of the answers.
 
         If memory does not suffice, drafts are dropped first; then the youngest answers are preempted. If other
@@ -282,7 +282,7 @@ class Scheduler:
         self._queue.stop_waiting(self)
         return outputs
 
-    def _make_step(self, work: list[AnswerSpan], precise: bool) -> Step:
+    def _make_step(self, work: list[AnswerSpan], precise: bool) -> QueuedStep:
         """Make the step that appends spans. Raises MemoryLimitError if `places` do not suffice."""
         if self._places < sys.maxsize:
             cached = [each.completion.computed_tokens for each in work]
@@ -301,9 +301,9 @@ class Scheduler:
                 logits = "all"
             elif is_end and logits == "none":
                 logits = "last"
-        return Step(self, spans, logits, precise, kernel_tokens if self._precise else ())
+        return QueuedStep(self, spans, logits, precise, kernel_tokens if self._precise else ())
 
-    def _sample_outputs(self, work: list[AnswerSpan], logits: "list[np.ndarray]") -> Iterator[Output]:
+    def _sample_outputs(self, work: list[AnswerSpan], logits: "list[np.ndarray]") -> Iterator[DrawnToken]:
         """Sample the next token of each answer whose prompt is complete."""
         searched: dict[Request, list[tuple[Completion, np.ndarray]]] = {}
         for (completion, _, draft, is_end, _), rows in zip(work, logits, strict=True):
@@ -320,7 +320,7 @@ class Scheduler:
         for request, group in searched.items():
             self._expand(request, group)
 
-    def _begin_answers(self, first: Completion, row: "np.ndarray") -> Iterator[Output]:
+    def _begin_answers(self, first: Completion, row: "np.ndarray") -> Iterator[DrawnToken]:
         """Begin the answers to a prefilled prompt: each gets its first token and a sequence of its own."""
         request, place = first.request, self.running.index(first) + 1
         request.begun, first.prefill_s = True, perf_counter() - first.started
@@ -365,7 +365,7 @@ class Scheduler:
         if not children:
             self._finished.append(request)
 
-    def _accept(self, completion: Completion, draft: Ids[int], rows: "np.ndarray") -> Iterator[Output]:
+    def _accept(self, completion: Completion, draft: Ids[int], rows: "np.ndarray") -> Iterator[DrawnToken]:
         """Yield the next token of an answer, or several if its draft is accepted.
 
         rows: see Completion.accept_draft.
@@ -402,7 +402,7 @@ class Scheduler:
             self._finished.append(request)
 
     def _count_free_positions(self) -> int:
-        used_places, count = self._engine.cache_usage()
+        used_places, count = self._engine.get_cache_usage()
         return min(count, self._places) - used_places
 
     def _make_room(self, error: MemoryLimitError) -> None:

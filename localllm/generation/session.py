@@ -90,17 +90,19 @@ class Session(Conversation[Generation]):
             raise UsageError("an answer with a tool call cannot be continued")
         final_answer = PartialAnswer(history[-1]["content"], history[-1].get("reasoning_content", ""))
         if options.on_overflow == "shift" and options.keep is None:
-            options = replace(options, keep=self._count_shared_prefix(self.defaults.head(self._system()), options))
+            options = replace(
+                options, keep=self._count_shared_prefix(self.defaults.build_head(self._build_system()), options)
+            )
         if latest and latest.tokens and self._is_exact_text(latest):
             prompt, is_thought = [*latest.prompt, *latest.tokens], not final_answer.text and bool(final_answer.thinking)
             images = latest.seen
         else:
-            prompt, images, partial_answer = self._read(
-                [*self.defaults.head(self._system()), *history], replace(options, continue_final=True)
+            prompt, images, partial_answer = self._encode_conversation(
+                [*self.defaults.build_head(self._build_system()), *history], replace(options, continue_final=True)
             )
             is_thought = partial_answer is not None and not partial_answer.text
-        thinking = Thinking.of(self._format(options).thoughts, self.tokenizer, prompt, None).inside()
-        decoder, generation = self.tokenizer.stream(continued=True), self._stopping(options)
+        thinking = Thinking.detect(self._get_format(options).thoughts, self.tokenizer, prompt, None).start_inside()
+        decoder, generation = self.tokenizer.stream(continued=True), self._add_stops(options)
         task = PromptTask(
             prompt, decoder, generation, thinking if is_thought else Thinking(), self.earlier, seen=images
         )
@@ -149,7 +151,7 @@ class Session(Conversation[Generation]):
 
     def complete(self, prompt: str | list[int], options: GenerationOptions | None = None) -> Generation:
         """Continue a string, or token ids, without a chat template."""
-        task = PromptTask(self._ids(prompt), self.tokenizer.stream(continued=True), self.with_defaults(options))
+        task = PromptTask(self._get_ids(prompt), self.tokenizer.stream(continued=True), self.with_defaults(options))
         return Generation(self.cache, self.tokenizer, task)
 
     def candidates(
@@ -171,7 +173,7 @@ class Session(Conversation[Generation]):
         """
         return Request(self._prepare_task(prompt, options), n, key)
 
-    def tree(self, texts: Sequence[str], is_chat: bool, with_end: bool) -> "TokenTrie":
+    def build_trie(self, texts: Sequence[str], is_chat: bool, with_end: bool) -> "TokenTrie":
         """Return the trie of texts to score after a prompt.
 
         with_end: whether an end token must follow each text.
@@ -203,13 +205,13 @@ class Session(Conversation[Generation]):
         if options and options.on_overflow not in (None, "error"):
             raise UsageError(f"several answers cannot be combined with on_overflow={options.on_overflow}")
         generation = self.with_defaults(options)
-        decoder = self._decoder(generation) if is_chat else self.tokenizer.stream(continued=True)
+        decoder = self._create_decoder(generation) if is_chat else self.tokenizer.stream(continued=True)
         if not is_chat:
-            return PromptTask(self._ids(prompt), decoder, generation)  # type: ignore[arg-type]
-        messages = self.defaults.conversation(prompt)  # type: ignore[arg-type]
-        return self._task(self._read(messages, generation), generation, decoder)
+            return PromptTask(self._get_ids(prompt), decoder, generation)  # type: ignore[arg-type]
+        messages = self.defaults.build_conversation(prompt)  # type: ignore[arg-type]
+        return self._create_task(self._encode_conversation(messages, generation), generation, decoder)
 
-    def _read(self, messages: Sequence[Message], options: GenerationOptions) -> Prompt:
+    def _encode_conversation(self, messages: Sequence[Message], options: GenerationOptions) -> Prompt:
         """Encode a conversation with images, tool calls and results, and the tools of the options."""
         use = options.tools
         messages, images = extract_images(messages)
@@ -218,7 +220,7 @@ class Session(Conversation[Generation]):
             return self._encode(messages, images, options)
         from localllm.generation.tools.tool_messages import convert_calls, escape_results
 
-        format = self._format(options)
+        format = self._get_format(options)
         converted = convert_calls(escape_results(messages, format.result_marks), format.calls, use)
         # `convert_calls` may have turned calls into text.
         if find_partial_answer(messages, options.continue_final, None) is None:
@@ -228,24 +230,24 @@ class Session(Conversation[Generation]):
             options = replace(options, template_variables=variables)
         return self._encode(converted, images, options)
 
-    def _task(
+    def _create_task(
         self, prompt: Prompt, options: GenerationOptions, decoder: StreamDecoder, earlier_tokens: int = 0
     ) -> PromptTask:
         """Make the task of answering an encoded conversation."""
         (ids, thinking), partial_text = self._apply_thinking(prompt.ids, options), ""
         if prompt.begun:
             ids, partial_text, decoder = prompt.ids, prompt.begun.text, self.tokenizer.stream(continued=True)
-            thinking = Thinking() if partial_text else thinking.inside()
+            thinking = Thinking() if partial_text else thinking.start_inside()
         calls, use = None, options.tools
         if use and use.callable:
             from localllm.generation.tools.tool_messages import prepare_calls
 
-            calls, thinking = prepare_calls(use, self._format(options).calls, self.tokenizer, thinking)
+            calls, thinking = prepare_calls(use, self._get_format(options).calls, self.tokenizer, thinking)
         return PromptTask(
-            ids, decoder, self._stopping(options), thinking, earlier_tokens, calls, prompt.seen, partial_text
+            ids, decoder, self._add_stops(options), thinking, earlier_tokens, calls, prompt.seen, partial_text
         )
 
-    def _ids(self, prompt: str | Sequence[int]) -> list[int]:
+    def _get_ids(self, prompt: str | Sequence[int]) -> list[int]:
         start = self.cache.engine.hyperparameters.start_token
         if isinstance(prompt, str) and start is not None:
             return [*self.tokenizer.encode(prompt, bos=True, eos=True), start]
@@ -270,7 +272,7 @@ class Session(Conversation[Generation]):
         """Encode valid messages that have an IMAGE character for each image."""
         self.require_conversation()
         generation = options or GenerationOptions()
-        format = self._format(generation)
+        format = self._get_format(generation)
         answer = find_partial_answer(messages, generation.continue_final, format.thoughts)
         is_thought = answer is not None and bool(answer.thinking) and not answer.text
         variables = make_template_variables(
@@ -321,7 +323,7 @@ class Session(Conversation[Generation]):
     def _apply_thinking(self, prompt: list[int], options: GenerationOptions) -> tuple[list[int], Thinking]:
         """Return a conversation's tokens and its reasoning marks; think "off" closes open reasoning."""
         budget = 0 if options.think == "off" else options.think_budget
-        thinking = Thinking.of(self._format(options).thoughts, self.tokenizer, prompt, budget)
+        thinking = Thinking.detect(self._get_format(options).thoughts, self.tokenizer, prompt, budget)
         if options.think == "off" and thinking.is_open:
             return [*prompt, *thinking.closing], replace(thinking, is_open=False)
         return prompt, thinking
@@ -331,7 +333,7 @@ class Session(Conversation[Generation]):
         """The chat template. Raises UsageError if the chosen one does not exist."""
         from localllm.text.templates import ChatTemplate  # Jinja takes 40 ms to import
 
-        template = ChatTemplate.of(self.tokenizer, self._choice)
+        template = ChatTemplate.from_tokenizer(self.tokenizer, self._choice)
         if template.warning:
             self.on_warning(template.warning)
         return template
@@ -345,34 +347,36 @@ class Session(Conversation[Generation]):
         plain, tokenizer = ChatFormat(self.template, self.tokenizer), self.tokenizer
         if self._choice is not None or tokenizer.chat_templates.get(TOOL_USE) in (None, self.template.source):
             return plain, plain
-        return plain, ChatFormat(type(self.template).of(tokenizer, TOOL_USE), tokenizer)
+        return plain, ChatFormat(type(self.template).from_tokenizer(tokenizer, TOOL_USE), tokenizer)
 
-    def _format(self, options: GenerationOptions) -> ChatFormat:
+    def _get_format(self, options: GenerationOptions) -> ChatFormat:
         return self._formats[bool(options.tools and options.tools.callable)]
 
     def _start_answer(
         self, system: list[Message], history: list[Message], options: GenerationOptions, is_own: bool
     ) -> tuple[list[Message], Generation]:
         """Start an answer; see Conversation._start_answer."""
-        system, options = self.defaults.head(system), self.with_defaults(options)
+        system, options = self.defaults.build_head(system), self.with_defaults(options)
         on_overflow = options.on_overflow or ("drop-turns" if is_own else None)
         if on_overflow == "drop-turns":
-            history_left, prompt = self._fitting(system, history, options)
+            history_left, prompt = self._fit_history(system, history, options)
         else:
-            history_left, prompt = history, self._read(system + history, options)
+            history_left, prompt = history, self._encode_conversation(system + history, options)
         if on_overflow == "shift" and options.keep is None:
             options = replace(options, keep=self._count_shared_prefix(system, options))
-        task = self._task(prompt, options, self._decoder(options), self.earlier if is_own else 0)
+        task = self._create_task(prompt, options, self._create_decoder(options), self.earlier if is_own else 0)
         answer = Generation(self.cache, self.tokenizer, task)
         self.forgotten = sum(message["role"] == "user" for message in history[: len(history) - len(history_left)])
         return history_left, answer
 
     def _count_shared_prefix(self, system: list[Message], options: GenerationOptions) -> int:
         """Return how many tokens all conversations with this system message share, at least SINK_TOKENS."""
-        first, second = (self._read([*system, {"role": "user", "content": text}], options).ids for text in ("a", "b"))
+        first, second = (
+            self._encode_conversation([*system, {"role": "user", "content": text}], options).ids for text in ("a", "b")
+        )
         return max(count_common(first, second), SINK_TOKENS)
 
-    def _decoder(self, options: GenerationOptions) -> StreamDecoder:
+    def _create_decoder(self, options: GenerationOptions) -> StreamDecoder:
         """Make the decoder of an answer; with a constraint, it keeps a leading space."""
         return self.tokenizer.stream(continued=options.constraint is not None)
 
@@ -380,12 +384,12 @@ class Session(Conversation[Generation]):
         """Return the options, completed by the model's defaults and recommended sampling options."""
         return self.defaults.complete(options)
 
-    def _stopping(self, options: GenerationOptions) -> GenerationOptions:
+    def _add_stops(self, options: GenerationOptions) -> GenerationOptions:
         """Return the options with the template's stop strings, unless there is a constraint."""
-        stops = self._format(options).template.stops
+        stops = self._get_format(options).template.stops
         return options if options.constraint or not stops else replace(options, stop=(*options.stop, *stops))
 
-    def _fitting(
+    def _fit_history(
         self, system: list[Message], history: list[Message], options: GenerationOptions
     ) -> tuple[list[Message], Prompt]:
         """Return the turns of the history that fit with an answer, and their tokens.
@@ -396,14 +400,14 @@ class Session(Conversation[Generation]):
         """
         context = self.cache.context
         answer_room = min(context // 8, context if options.max_tokens is None else options.max_tokens)
-        prompt = self._read(system + history, options)
+        prompt = self._encode_conversation(system + history, options)
         turns = [index for index, message in enumerate(history) if message["role"] == "user"]
         if len(prompt.ids) + answer_room <= context or not turns:
             return history, prompt
 
         def fits(turn: int) -> bool:
-            return len(self._read(system + history[turns[turn] :], options).ids) <= context // 2
+            return len(self._encode_conversation(system + history[turns[turn] :], options).ids) <= context // 2
 
         first = bisect_left(range(len(turns) - 1), True, key=fits)  # at least the last turn stays
         history_left = history[turns[first] :]
-        return history_left, self._read(system + history_left, options)
+        return history_left, self._encode_conversation(system + history_left, options)

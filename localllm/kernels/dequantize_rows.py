@@ -45,7 +45,7 @@ class RowDequantizer:
         """
         if format.name == "F32":
             return rows.view(np.float32) if rows.ctypes.data % 4 == 0 else rows.copy().view(np.float32)
-        weights = self._buffer(len(rows) * columns).reshape(len(rows), columns)
+        weights = self._get_buffer(len(rows) * columns).reshape(len(rows), columns)
         numbers = np.arange(len(rows), dtype=np.int64)
         count = np.array([len(rows)], np.int64)
         values = {
@@ -61,7 +61,7 @@ class RowDequantizer:
         self._kernels[format](arguments.ctypes.data, 0, 1, 0)
         return weights
 
-    def _buffer(self, size: int) -> np.ndarray:
+    def _get_buffer(self, size: int) -> np.ndarray:
         """Return this thread's buffer, float32 [size].
 
         Allocating for every call would take longer than the conversion.

@@ -61,10 +61,10 @@ class ReferenceCache:
         self._layers[state] = [np.concatenate((x[:position], y)) for x, y in zip(old, rounded_new, strict=True)]
         return self._layers[state]
 
-    def kept(self, state) -> list[np.ndarray]:
+    def list_kept(self, state) -> list[np.ndarray]:
         return self._layers[state]
 
-    def state(self, layer: int, number: int, shape: tuple[int, ...]) -> np.ndarray:
+    def get_state(self, layer: int, number: int, shape: tuple[int, ...]) -> np.ndarray:
         """Return one of a layer's recurrent states: zeros of the given shape before the first run."""
         return (self._states or {}).get((layer, number), np.zeros(shape, np.float32))
 

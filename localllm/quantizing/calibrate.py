@@ -41,8 +41,8 @@ from localllm.quantizing.layerwise_runner import (
     BatchedActivations,
     LastUseRecorder,
     LayerwiseRunner,
-    Matrices,
     MatrixInputs,
+    MatrixReader,
     MatrixRows,
     RecordedActivations,
     StopCalibrationError,
@@ -168,7 +168,11 @@ class Calibration:
         self.forward(matrices, self.chunks, threads)
 
     def forward(
-        self, matrices: Matrices, chunks: Sequence[np.ndarray], threads: int, past: RecordedActivations | None = None
+        self,
+        matrices: MatrixReader,
+        chunks: Sequence[np.ndarray],
+        threads: int,
+        past: RecordedActivations | None = None,
     ) -> BatchedActivations | None:
         """Run the model over chunks with these matrices; return the logits of all tokens.
 
@@ -185,8 +189,12 @@ class Calibration:
         finally:
             builder.close()
 
-    def logits(
-        self, matrices: Matrices, chunks: Sequence[np.ndarray], threads: int, past: RecordedActivations | None = None
+    def compute_logits(
+        self,
+        matrices: MatrixReader,
+        chunks: Sequence[np.ndarray],
+        threads: int,
+        past: RecordedActivations | None = None,
     ) -> BatchedActivations:
         """Run like `forward`, with matrices that never stop the run."""
         logits = self.forward(matrices, chunks, threads, past)
@@ -227,9 +235,9 @@ class CalibratedMatrices(OriginalWeights):
         self._weight_counts = dict[str, int]()  # weights of the finished matrices, by name
         self._shared: object = None  # the activation whose moments are in self._moments
 
-    def rows(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
+    def read_rows(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
         """Return embedding rows as in the new file, but unencoded if the matrix is also the output matrix."""
-        rows, job = super().rows(weight, ids), self.jobs[weight.name]
+        rows, job = super().read_rows(weight, ids), self.jobs[weight.name]
         is_encoded = is_calibrated(job) and not job.makes_logits
         return dequantize(job.format.name, encode(job.format.name, rows)) if is_encoded else rows
 
@@ -251,7 +259,7 @@ class CalibratedMatrices(OriginalWeights):
             if inputs.shared is None or inputs.shared is not self._shared:
                 self._moments = self._measure_hessian(job.tensor.name, list(inputs.of(n)), columns)
                 self._shared = inputs.shared
-            feedback = self._moments.feedback(job.format.name, self.sample_rows(job.tensor, n, SAMPLE_ROWS))
+            feedback = self._moments.build_encoder(job.format.name, self.sample_rows(job.tensor, n, SAMPLE_ROWS))
             pieces += [feedback.encode(job.format.name, weights) for weights in self.iterate_rows(job.tensor, n)]
         self._results.add(job.tensor.name, np.concatenate(pieces))
 
@@ -305,7 +313,7 @@ def tokenize_sample(name: str, tokenizer: Tokenizer) -> list[int]:
     tokens: list[int] = []
     for conversation in tomllib.loads(text)["conversations"]:
         try:
-            template = ChatTemplate.of(tokenizer)
+            template = ChatTemplate.from_tokenizer(tokenizer)
             rendered = tokenizer.markers.render(template, conversation["messages"], add_generation_prompt=False)
         except ModelError:  # a template may refuse a conversation or be broken; the others suffice
             continue

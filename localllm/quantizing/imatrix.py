@@ -229,7 +229,7 @@ class ImportanceCollector:
                 raise ModelError(f"{self.path}: the input of tensor {name} is not finite")
         return {name: sums for name, sums in squares.items() if self._output or is_collected(name)}
 
-    def result(self) -> ImportanceMatrix:
+    def compute_matrix(self) -> ImportanceMatrix:
         """Return the importance matrix. Raises UsageError if no chunk has been processed."""
         if not self.done:
             raise UsageError("no chunk has been read yet")

@@ -21,7 +21,7 @@ from localllm.engine.operations.linear import add_scale_and_bias
 from localllm.engine.operations.registry import ReferenceBuilder
 from localllm.kernels.reference import ReferenceCache
 
-KV_TYPE = KVType.of("f16")  # storage type of keys and values
+KV_TYPE = KVType.parse("f16")  # storage type of keys and values
 RANGE_WEIGHTS = 3 << 17  # weights that are dequantized and multiplied together: 1.5 MB
 MATRIX_RANGES = 4  # row ranges into which a small matrix is divided
 MAX_CONCATENATED_TOKENS = 512  # texts of fewer tokens are concatenated for a product
@@ -41,8 +41,8 @@ class StopCalibrationError(Exception):
     """Raised when the inputs of the last matrix are known and the logits are not needed."""
 
 
-class Matrices(Protocol):
-    def rows(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
+class MatrixReader(Protocol):
+    def read_rows(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
         """Return rows of an embedding matrix, float32 [ids, columns]."""
 
     def resolve(self, weight: Weight, inputs: "MatrixInputs") -> "MatrixRows":
@@ -201,7 +201,7 @@ class LayerwiseRunner:
         self,
         texts: Sequence[np.ndarray],
         shared: Container[object],
-        matrices: Matrices,
+        matrices: MatrixReader,
         threads: int,
         last: LastUseRecorder | None = None,
         past: RecordedActivations | None = None,
@@ -234,12 +234,14 @@ class LayerwiseRunner:
             return BatchedActivations(self._recorded.made.get(number, SKIPPED))
         ended = self._find_ended(number, verb, arguments, named)
         special = getattr(type(self), f"_{verb}", None)
-        result = special(self, ended, *arguments, **named) if special else self._each(ended, verb, *arguments, **named)
+        result = (
+            special(self, ended, *arguments, **named) if special else self._run_each(ended, verb, *arguments, **named)
+        )
         if number in self._recorded.wanted:
             self._recorded.made[number] = BatchedActivations(result)
         return result
 
-    def _each(
+    def _run_each(
         self, ended: Sequence[BatchedActivations], verb: str, *arguments: object, **named: object
     ) -> BatchedActivations:
         """Run a verb document by document; ended: arguments that are freed afterwards."""
@@ -288,7 +290,7 @@ class LayerwiseRunner:
     def _embed(
         self, ended: Sequence[BatchedActivations], weight: Weight, ids: BatchedActivations
     ) -> BatchedActivations:
-        return BatchedActivations(self._matrices.rows(weight, each) for each in ids)
+        return BatchedActivations(self._matrices.read_rows(weight, each) for each in ids)
 
     def _linear(self, ended: Sequence[BatchedActivations], x: BatchedActivations, weight: Weight) -> BatchedActivations:
         """Multiply the activations `x` of all documents by the matrix, one range of its rows after another.
@@ -336,7 +338,7 @@ class LayerwiseRunner:
         key = weight.name, weight.first_row
         self._loaded[key] = self._matrices.resolve(weight, inputs).load(self._pool)
         try:
-            return self._each(ended, verb, *arguments)
+            return self._run_each(ended, verb, *arguments)
         finally:
             del self._loaded[key]
 

@@ -41,7 +41,7 @@ class MetadataEdits:
             key: value for key, value in self.values.items() if key not in packed
         }
 
-    def lines(self, packed: Mapping[str, bytes | np.ndarray]) -> list[str]:
+    def format_lines(self, packed: Mapping[str, bytes | np.ndarray]) -> list[str]:
         """Describe each change on one line, with the old value and the new one."""
         old_values = {key: format_packed(packed[key]) for key in (*self.values, *self.removed) if key in packed}
         return [

@@ -21,7 +21,7 @@ class OriginalWeights:
     def __init__(self, jobs: Mapping[str, TensorJob], widener: RowDequantizer):
         self.jobs, self._widener = jobs, widener
 
-    def rows(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
+    def read_rows(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
         unique, places = np.unique(ids, return_inverse=True)
         tensor = self.jobs[weight.name].tensor
         return np.concatenate([self.dequantize_finite(tensor, row, row + 1) for row in unique + weight.first_row])[

@@ -87,7 +87,7 @@ class TensorJob:
     def output(self) -> OutputTensor:
         return OutputTensor(self.tensor.name, self.format, self.tensor.shape)
 
-    def ranges(self) -> list[tuple[int, int]]:
+    def divide_rows(self) -> list[tuple[int, int]]:
         """Divide the rows into chunks (first, end), each within one matrix of a stack."""
         matrix = self.tensor.shape[-2] if len(self.tensor.shape) > 1 else 1
         step = min(matrix, max(1, CHUNK_WEIGHTS // self.tensor.shape[-1]))
@@ -151,7 +151,7 @@ def make_plan(source: Source, request: QuantizeRequest, guard: SourceGuard | Non
     """
     imatrix = load_importance(request)
     overridden = ChainMap(unpack_edits(request.edits), dict(request.overrides), source.metadata)  # type: ignore[arg-type]
-    facts = ModelProperties.of(overridden, imatrix is not None or request.texts is not None)
+    facts = ModelProperties.from_metadata(overridden, imatrix is not None or request.texts is not None)
     tensors = {tensor.name: tensor for tensor in source.tensors}
     if not tensors:
         raise ModelError(f"{printable(source.path, 4096)}: this file has no weights")
@@ -265,7 +265,7 @@ def find_importance(
     entry = next((each for each in (name, *list_same_inputs(name)) if each in imatrix.squares), None)
     if entry is None:
         return None
-    mean = imatrix.squares[entry].mean()
+    mean = imatrix.squares[entry].average()
     expected = (prod(tensor.shape[:-2]), tensor.shape[-1])
     if mean.size == prod(expected):
         return np.ascontiguousarray(mean, np.float32).reshape(expected)

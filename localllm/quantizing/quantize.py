@@ -216,9 +216,9 @@ class ClampedWeights:
             count_before, largest_before = self._counts.get((name, format.name), (0, 0.0))
             self._counts[name, format.name] = count_before + count, max(largest_before, largest)
         if self._is_strict:
-            raise ModelError(f"--strict: {self.lines()[0]}")
+            raise ModelError(f"--strict: {self.format_lines()[0]}")
 
-    def lines(self) -> list[str]:
+    def format_lines(self) -> list[str]:
         return [
             f"tensor {printable(name)}: {count} weight{'s are' if count > 1 else ' is'} too large for {format} and "
             f"became its largest number (the largest is {largest:.6g}): use BF16 or F32 for this tensor"
@@ -278,7 +278,7 @@ def quantize_model(
         except ModelError as error:
             raise add_path(error, plan.source.path) from None
     if warnings is not None:
-        warnings += [*clamped.lines(), *([trouble] if trouble else [])]
+        warnings += [*clamped.format_lines(), *([trouble] if trouble else [])]
     return targets
 
 
@@ -348,7 +348,9 @@ def write_model(
         pipeline = stack.enter_context(EncodingPipeline(plan.jobs, widener, threads, clamped, log))
         files = [stack.enter_context(SafeFile(target)) for target in targets]
         for file, (metadata, jobs) in zip(files, plan.files, strict=True):
-            write_body(file, metadata, [replace(job.output, pieces=pipeline.pieces(job, on_progress)) for job in jobs])
+            write_body(
+                file, metadata, [replace(job.output, pieces=pipeline.encode_chunks(job, on_progress)) for job in jobs]
+            )
             file.sync()
         plan.guard.check()
         finish_files(files)
@@ -378,14 +380,14 @@ class EncodingPipeline:
     def _list_tasks(self, job: TensorJob, widener: RowDequantizer) -> Iterator[Callable[[], np.ndarray]]:
         importance, log = job.importance, self._known
         if isinstance(log, ArrayLog) and job.tensor.name in log:
-            return (partial(read_stored_rows, log, job, *rows) for rows in job.ranges())
+            return (partial(read_stored_rows, log, job, *rows) for rows in job.divide_rows())
         if importance is None and job.makes_logits:
             importance = compute_mean_squares(widener, job.tensor)
-        return (partial(encode_new_rows, widener, job, importance, self._clamped, *rows) for rows in job.ranges())
+        return (partial(encode_new_rows, widener, job, importance, self._clamped, *rows) for rows in job.divide_rows())
 
-    def pieces(self, job: TensorJob, on_progress: OnProgress) -> Iterator[np.ndarray]:
+    def encode_chunks(self, job: TensorJob, on_progress: OnProgress) -> Iterator[np.ndarray]:
         """Yield the bytes of a tensor. Must be called for all tensors in order."""
-        for first, last in job.ranges():
+        for first, last in job.divide_rows():
             self._queue.extend(map(self._executor.submit, islice(self._tasks, self._ahead - len(self._queue))))
             yield self._queue.popleft().result()
             self._done += 0 if job.tensor.name in self._known else (last - first) * job.tensor.shape[-1]

@@ -106,7 +106,7 @@ def derive_set_output(path: str, out: str | None, recipe: Recipe, projector: boo
 # ---- unfinished files
 
 
-class PartFile:
+class PartialFile:
     """A file that is written under another name, and renamed when it is complete."""
 
     def __init__(self, path: str, metadata: Mapping[str, object], tensors: Sequence[TensorJob]):
@@ -120,7 +120,7 @@ class PartFile:
     def _pad_size(self, nbytes: int) -> int:
         return -(-nbytes // self._alignment) * self._alignment
 
-    def length(self, names: Sequence[str]) -> int:
+    def compute_length(self, names: Sequence[str]) -> int:
         """Return the length of the file after the header and these tensors."""
         return len(self._header) + sum(self._pad_size(self._sizes[name]) for name in names if name in self._sizes)
 
@@ -137,7 +137,7 @@ class PartFile:
                 self._digest.update(data)
                 self._position += len(data)
         except OSError as error:
-            raise self._failure(error) from None
+            raise self._make_error(error) from None
         if not kept_bytes:
             self.write(self._header)
 
@@ -160,7 +160,7 @@ class PartFile:
                 self._position += count
                 remaining = remaining[count:]
         except OSError as error:
-            raise self._failure(error) from None
+            raise self._make_error(error) from None
 
     def pad(self) -> None:
         self.write(bytes(self._pad_size(self._position) - self._position))
@@ -171,14 +171,14 @@ class PartFile:
         try:
             sync_file(self._descriptor)
         except OSError as error:
-            raise self._failure(error) from None
+            raise self._make_error(error) from None
 
     def finish(self) -> WrittenFile:
         try:
             if not self.is_named:
                 replace_file(self.path, self.target)
         except OSError as error:
-            raise self._failure(error) from None
+            raise self._make_error(error) from None
         return WrittenFile(self.target, self.nbytes, self._digest.hexdigest())
 
     def close(self) -> None:
@@ -191,7 +191,7 @@ class PartFile:
         with suppress(FileNotFoundError):
             os.unlink(self.path)
 
-    def _failure(self, error: OSError) -> LocalllmError:
+    def _make_error(self, error: OSError) -> LocalllmError:
         return LocalllmError(f"{self.target}: cannot be written: {error.strerror or error}")
 
 
@@ -241,24 +241,29 @@ class QuantizeSet:
         if len({*paths}) < len(paths):
             raise UsageError("two types would be written to the same file")
         self._files = [
-            [PartFile(path, metadata, jobs) for path, (metadata, jobs) in zip(each.paths, each.plan.files, strict=True)]
+            [
+                PartialFile(path, metadata, jobs)
+                for path, (metadata, jobs) in zip(each.paths, each.plan.files, strict=True)
+            ]
             for each in members
         ]
         self._jobs = [member.plan.jobs for member in members]
         self._names = [job.tensor.name for job in self._jobs[0]]
         self._guard = members[0].plan.guard
-        self._state = ProgressRecord(os.path.realpath(members[0].paths[0]) + STATE_SUFFIX, self._key())
+        self._state = ProgressRecord(os.path.realpath(members[0].paths[0]) + STATE_SUFFIX, self._compute_key())
         self._inputs = inputs
 
     @property
     def resumes(self) -> bool:
         """Return whether an earlier run left its files."""
         names = self._names[: self._state.done]
-        return self._state.done > 0 and all(file.has(file.length(names)) for group in self._files for file in group)
+        return self._state.done > 0 and all(
+            file.has(file.compute_length(names)) for group in self._files for file in group
+        )
 
     @property
     def warnings(self) -> list[str]:
-        return self._clamped.lines()
+        return self._clamped.format_lines()
 
     def check(self) -> None:
         """Check the output paths.
@@ -271,7 +276,7 @@ class QuantizeSet:
             is_named = self.resumes and self._state.done == len(self._names)
             check_files([member.paths[0]] if is_named else member.paths, self._inputs, need if number == 0 else 0)
 
-    def _key(self) -> str:
+    def _compute_key(self) -> str:
         """Return the key of the work: its source, its types, and the importance matrix."""
         key = hashlib.sha256(repr((VERSION, self._guard.identity)).encode())
         for member, files in zip(self._members, self._files, strict=True):
@@ -293,7 +298,7 @@ class QuantizeSet:
             finished = self._state.done if self.resumes else 0
             self._state.done = finished
             for file in files:
-                file.open(file.length(self._names[:finished]) if finished else 0)
+                file.open(file.compute_length(self._names[:finished]) if finished else 0)
             try:
                 self._write(widener, finished)
                 self._guard.check()
@@ -323,12 +328,12 @@ class QuantizeSet:
         saved = monotonic()
         places = [map_files(group, member) for group, member in zip(self._files, self._members, strict=True)]
         with ThreadPoolExecutor(self._threads, "quantize") as executor:
-            tasks = self._tasks(widener, finished)
+            tasks = self._create_tasks(widener, finished)
             queue: deque[Future[EncodedRows]] = deque()
             try:
                 for number in range(finished, len(self._names)):
                     name, jobs = self._names[number], [member[number] for member in self._jobs]
-                    for first, last in jobs[0].ranges():
+                    for first, last in jobs[0].divide_rows():
                         queue.extend(map(executor.submit, islice(tasks, self._threads + 2 - len(queue))))
                         encoded = queue.popleft().result()
                         for job, place in zip(jobs, places, strict=True):
@@ -354,15 +359,15 @@ class QuantizeSet:
             share = encoded.seconds[name] / names.count(name) / self._threads  # threads that search at the same time
             self._state.seconds[member.recipe.name] = seconds + share
 
-    def _tasks(self, widener: RowDequantizer, finished: int) -> Iterator[Callable[[], "EncodedRows"]]:
+    def _create_tasks(self, widener: RowDequantizer, finished: int) -> Iterator[Callable[[], "EncodedRows"]]:
         for number in range(finished, len(self._names)):
             jobs = {member[number].format.name: member[number] for member in self._jobs}
             importance = find_shared_importance([*jobs.values()], widener)
-            for first, last in next(iter(jobs.values())).ranges():
+            for first, last in next(iter(jobs.values())).divide_rows():
                 yield partial(encode_rows, widener, jobs, importance, self._clamped, first, last)
 
 
-def map_files(files: Sequence[PartFile], member: SetMember) -> dict[str, PartFile]:
+def map_files(files: Sequence[PartialFile], member: SetMember) -> dict[str, PartialFile]:
     """Map the names of a type's tensors to their files."""
     parts = zip(files, member.plan.files, strict=True)
     return {job.tensor.name: file for file, (_, jobs) in parts for job in jobs}

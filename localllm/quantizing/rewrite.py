@@ -33,7 +33,7 @@ class OutputFile:
     metadata: Mapping[str, object]
     names: Sequence[str]
 
-    def nbytes(self, source: GGUFFile) -> int:
+    def count_bytes(self, source: GGUFFile) -> int:
         tensors, step = list_outputs(source, self.names), get_alignment(self.metadata)
         return len(build_header(self.metadata, tensors, step)) + sum(-(-t.nbytes // step) * step for t in tensors)
 
@@ -80,7 +80,7 @@ def write_files(source: GGUFFile, files: Sequence[OutputFile], on_bytes: OnBytes
 
     replaces: a file may replace one of the source.
     """
-    total = sum(file.nbytes(source) for file in files)
+    total = sum(file.count_bytes(source) for file in files)
     targets = check_files([file.path for file in files], () if replaces else list(source.parts), total)
     guard = SourceGuard(list(source.parts))
     bytes_written = 0

@@ -65,7 +65,7 @@ class FoldSample(NamedTuple):
     squares: np.ndarray
     inputs: np.ndarray
 
-    def error(self, scales: np.ndarray) -> float:
+    def compute_error(self, scales: np.ndarray) -> float:
         """Compute the relative squared output error with scales on the columns, float32 [columns]."""
         expected = self.inputs @ self.weights.T
         blocks = encode(self.format, self.weights * scales, self.squares / scales**2)
@@ -75,14 +75,14 @@ class FoldSample(NamedTuple):
 
 def search_scales(fold: ScaleFold, readers: Sequence[FoldSample], threads: int = 1) -> np.ndarray | None:
     """Search for the best scales, float32 [width]; return None if scales do not help."""
-    met = fold.mean(np.mean([reader.squares / reader.squares.mean() for reader in readers], axis=0))
+    met = fold.average(np.mean([reader.squares / reader.squares.mean() for reader in readers], axis=0))
     squares = [(reader.weights**2).mean(axis=0) for reader in readers]
-    weighed = fold.mean(np.mean([each / each.mean() for each in squares], axis=0))
+    weighed = fold.average(np.mean([each / each.mean() for each in squares], axis=0))
     ones = np.ones(fold.width, np.float32)
     candidates = [compute_scales(met, weighed, *powers) for powers in product(INPUT_POWERS, WEIGHT_POWERS)]
     with ThreadPoolExecutor(threads) as pool:
         alone, *errors = pool.map(
-            lambda scales: sum(reader.error(fold.read(scales)) for reader in readers), [ones, *candidates]
+            lambda scales: sum(reader.compute_error(fold.read(scales)) for reader in readers), [ones, *candidates]
         )
     best = int(np.argmin(errors))
     return candidates[best] if errors[best] < MAX_ERROR_RATIO * alone else None

@@ -108,7 +108,7 @@ def verify_file(
     """
     file = GGUFFile.open(path)
     validity = check_validity(file)
-    odd = file.oddities.lines()
+    odd = file.oddities.format_lines()
     problems = [str(validity.problem)] if validity.problem and not validity.is_valid else []
     against_tensors = {tensor.name: tensor for tensor in against.tensors} if against else {}
     tensors = [GGUFTensor(tensor) for tensor in file.tensors.values()]

@@ -10,10 +10,10 @@ from localllm.engine.adapter_scales import trim_zeros
 from localllm.errors import UsageError
 from localllm.generation.adapters import order_scales, parse_scales
 from localllm.server import http
-from localllm.server.service import Service
+from localllm.server.service import ServerContext
 
 
-async def list_adapters(service: Service, request: Request) -> Response:
+async def list_adapters(service: ServerContext, request: Request) -> Response:
     """List a model's adapters with their ids and the scales that requests have without a field `lora`."""
     async with service.pool.use(request.query_params.get("model")) as worker:
         engine = worker.model.engine
@@ -25,7 +25,7 @@ async def list_adapters(service: Service, request: Request) -> Response:
     return http.make_json_response(adapters)
 
 
-async def set_scales(service: Service, request: Request) -> Response:
+async def set_scales(service: ServerContext, request: Request) -> Response:
     """Set the scales of requests without a field `lora`; those of adapters that the body does not name become 0."""
     scales = parse_scales(await http.read_list(request, service.limits))
     if scales is None:

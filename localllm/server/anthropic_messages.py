@@ -18,8 +18,15 @@ from localllm.generation.reasoning import REASONING
 from localllm.generation.tools.tool_call_parser import CALL
 from localllm.server import http, request_options
 from localllm.server.attachments import IMAGE_TYPES, decode_text
-from localllm.server.content_blocks import CLOSE, OPEN, Block, BlockChange, BlockList, collect_blocks
-from localllm.server.fields import Body, describe_type
+from localllm.server.content_blocks import (
+    CLOSE,
+    OPEN,
+    ContentBlock,
+    ContentBlockChange,
+    ContentBlockList,
+    collect_blocks,
+)
+from localllm.server.fields import RequestBody, describe_type
 from localllm.server.messages import (
     TEXT_TYPES,
     name_tool_results,
@@ -29,7 +36,7 @@ from localllm.server.messages import (
     parse_text,
 )
 from localllm.server.openai_chat import make_extension_headers
-from localllm.server.service import GenerateRequest, ResponseStream, Service, Usage
+from localllm.server.service import GenerateRequest, ResponseStream, ServerContext, TokenUsage
 from localllm.text.messages import Message
 
 if TYPE_CHECKING:
@@ -72,8 +79,8 @@ SCHEMAS: dict[str, dict[str, object]] = {
 }  # fmt: skip
 
 
-async def create_message(service: Service, request: Request) -> Response:
-    body = Body(await http.read_json(request, service.limits))
+async def create_message(service: ServerContext, request: Request) -> Response:
+    body = RequestBody(await http.read_json(request, service.limits))
     is_streaming = body.get_bool("stream")
     generate_request = await asyncio.to_thread(parse_request, body, body.get_limit("max_tokens"))
     if body.get("max_tokens") is None:
@@ -85,13 +92,13 @@ async def create_message(service: Service, request: Request) -> Response:
     return await http.respond_when_done(request, complete_response(stream, generate_request), headers, stream.close)
 
 
-async def count_tokens(service: Service, request: Request) -> Response:
-    body = Body(await http.read_json(request, service.limits))
+async def count_tokens(service: ServerContext, request: Request) -> Response:
+    body = RequestBody(await http.read_json(request, service.limits))
     count = await service.count(await asyncio.to_thread(parse_request, body, None))
     return http.make_json_response({"input_tokens": count}, headers=make_extension_headers(body))
 
 
-def parse_request(body: Body, max_tokens: int | None) -> GenerateRequest:
+def parse_request(body: RequestBody, max_tokens: int | None) -> GenerateRequest:
     for name in IGNORED_FIELDS:
         body.get(name)
     stops = body.get_strings("stop_sequences")
@@ -115,7 +122,7 @@ def parse_request(body: Body, max_tokens: int | None) -> GenerateRequest:
     return GenerateRequest(body.get_string("model"), [system + parse_messages(body.require_list("messages"))], options)
 
 
-def parse_thinking(thinking: Body | None) -> tuple[str, int | None]:
+def parse_thinking(thinking: RequestBody | None) -> tuple[str, int | None]:
     """Parse `thinking` into a mode and the maximum number of reasoning tokens. Raises UsageError."""
     if thinking is None:
         return "auto", None
@@ -133,13 +140,13 @@ def parse_system(value: object) -> list[Message]:
     return [{"role": "system", "content": "\n".join(lines)}]
 
 
-def parse_tools(body: Body) -> "ToolUse | None":
+def parse_tools(body: RequestBody) -> "ToolUse | None":
     """Parse tools and tool_choice; ignore tools that run on Anthropic's servers. Raises UsageError."""
     from localllm.generation.tools.tool_grammar import Tool, ToolUse
 
     tool_list, choice = body.get_list("tools") or (), body.get_object("tool_choice")
     tools = list[Tool]()
-    for number, tool in enumerate(Body.of(value, "tools") for value in tool_list):
+    for number, tool in enumerate(RequestBody.parse(value, "tools") for value in tool_list):
         if (kind := tool.get_string("type")) in (None, "custom"):
             tools.append(parse_tool(tool))
         elif client_tool := find_client_tool(kind, tool.require_string("name")):
@@ -156,7 +163,7 @@ def parse_tools(body: Body) -> "ToolUse | None":
     return ToolUse(tools, tool_choice, not choice.get_bool("disable_parallel_tool_use"), **options)
 
 
-def parse_tool(tool: Body) -> "Tool":
+def parse_tool(tool: RequestBody) -> "Tool":
     from localllm.generation.tools.tool_grammar import NOTHING, Tool
 
     schema, about = tool.get_mapping("input_schema"), tool.get_string("description") or ""
@@ -186,18 +193,18 @@ async def complete_response(stream: ResponseStream, generate_request: GenerateRe
 
 
 async def stream_events(stream: ResponseStream, generate_request: GenerateRequest) -> AsyncGenerator[bytes]:
-    blocks, reason = BlockList(), ""
+    blocks, reason = ContentBlockList(), ""
     try:
         yield format_typed_event({"type": "message_start", "message": {
             **format_head(stream), "content": [], "stop_reason": None, "stop_sequence": None,
             "usage": {**format_usage(stream.count_usage()), "output_tokens": 0}}})  # fmt: skip
         yield PING
-        async for _, token_event in stream.events():
+        async for _, token_event in stream.stream_events():
             for part in token_event.parts:
                 for change in blocks.take(part):
                     yield format_typed_event(format_change(change))
             reason = token_event.finish_reason or reason
-        for change in blocks.end():
+        for change in blocks.finish():
             yield format_typed_event(format_change(change))
         stop, sequence = find_stop_reason(stream, generate_request, blocks, reason)
         usage = format_usage(stream.usage)
@@ -219,7 +226,7 @@ def format_head(stream: ResponseStream) -> dict[str, object]:
     return {"id": http.generate_id("msg_"), "type": "message", "role": "assistant", "model": stream.name}
 
 
-def format_change(change: BlockChange) -> dict[str, object]:
+def format_change(change: ContentBlockChange) -> dict[str, object]:
     action, block, text = change
     if action == OPEN:
         return {"type": "content_block_start", "index": block.index, "content_block": format_block(block)}
@@ -233,7 +240,7 @@ def format_change(change: BlockChange) -> dict[str, object]:
     return {"type": "content_block_delta", "index": block.index, "delta": delta}
 
 
-def format_block(block: Block) -> dict[str, object]:
+def format_block(block: ContentBlock) -> dict[str, object]:
     """Format a block as far as it has been generated."""
     if block.kind == REASONING:
         return {"type": "thinking", "thinking": block.text, "signature": ""}
@@ -243,7 +250,7 @@ def format_block(block: Block) -> dict[str, object]:
 
 
 def find_stop_reason(
-    stream: ResponseStream, generate_request: GenerateRequest, blocks: BlockList, reason: str
+    stream: ResponseStream, generate_request: GenerateRequest, blocks: ContentBlockList, reason: str
 ) -> tuple[str, str | None]:
     """Return the stop reason, and the stop string if there is one."""
     stop_string = stream.stop_string()
@@ -254,7 +261,7 @@ def find_stop_reason(
     return ("tool_use" if blocks.has_calls else "end_turn"), None
 
 
-def format_usage(usage: Usage) -> dict[str, object]:
+def format_usage(usage: TokenUsage) -> dict[str, object]:
     return {
         "input_tokens": usage.prompt - usage.cached,
         "cache_creation_input_tokens": 0,
@@ -354,7 +361,7 @@ def convert_blocks(blocks: Sequence[object], name: str, is_result: bool = False)
         if not isinstance(block, Mapping) or kind in TEXT_TYPES or kind in IMAGE_TYPES or not isinstance(kind, str):
             parts.append(block)
         elif kind == "document":
-            parts += parse_document(Body(block, f"{name}: document"))
+            parts += parse_document(RequestBody(block, f"{name}: document"))
         elif kind == "search_result":
             head = [str(block[field]) for field in ("title", "source") if block.get(field)]
             parts += [make_text_part("\n".join(head)), *convert_blocks(block.get("content") or (), name, is_result)]
@@ -370,9 +377,9 @@ def convert_blocks(blocks: Sequence[object], name: str, is_result: bool = False)
     return parts
 
 
-def parse_document(document: Body) -> list[object]:
+def parse_document(document: RequestBody) -> list[object]:
     """Convert a document to parts: its title, its context and its text. Raises UsageError."""
-    source = document.get_object("source") or Body({}, document.qualify("source"))
+    source = document.get_object("source") or RequestBody({}, document.qualify("source"))
     kind, media = source.get_string("type"), source.get_string("media_type") or "text/plain"
     if kind == "content":
         content = source.get("content")

@@ -28,7 +28,7 @@ from localllm.server.openai_chat import create_chat_completion, list_models, ret
 from localllm.server.openai_completions import create_completion
 from localllm.server.openai_responses import create_response
 from localllm.server.page import list_sessions, read_session, serve_page, write_session
-from localllm.server.service import Service
+from localllm.server.service import ServerContext
 from localllm.server.tokens import apply_template, detokenize, tokenize
 from localllm.server.worker import STOPPING, StoppedError
 
@@ -38,16 +38,16 @@ MAX_PATH = 200  # characters of an address in a line
 ALIASES = {"/reranking": "/rerank", "/v1/reranking": "/v1/rerank", "/v2/rerank": "/v1/rerank"}
 PREFIX = "/v1"
 PROVIDER_PREFIXES = ("/api", "/openai")  # prefixes of /v1 at other providers
-Endpoint = Callable[[Service, Request], Awaitable[Response]]
+Endpoint = Callable[[ServerContext, Request], Awaitable[Response]]
 
 
-async def report_health(service: Service, request: Request) -> Response:
+async def report_health(service: ServerContext, request: Request) -> Response:
     """Report that the server is up, and the number of running and waiting requests."""
     running, waiting = service.pool.count_requests()
     return http.make_json_response({"status": "ok", "running": running, "waiting": waiting})
 
 
-async def report_props(service: Service, request: Request) -> Response:
+async def report_props(service: ServerContext, request: Request) -> Response:
     """Describe each model; only open models have details."""
     service.pool.refresh()
     descriptions = []
@@ -65,9 +65,9 @@ async def report_props(service: Service, request: Request) -> Response:
     return http.make_json_response({"models": descriptions, "n_ctx": first and first.context})
 
 
-async def report_metrics(service: Service, request: Request) -> Response:
+async def report_metrics(service: ServerContext, request: Request) -> Response:
     running, waiting = service.pool.count_requests()
-    text = service.metrics.text(running, waiting, await service.pool.measure_memory())
+    text = service.metrics.format(running, waiting, await service.pool.measure_memory())
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -109,7 +109,7 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
 PATHS = tuple(dict.fromkeys(path for _, path, _ in ROUTES))
 
 
-def create_application(service: Service, rules: AccessRules, log: Callable[[str], None] | None = None) -> ASGIApp:
+def create_application(service: ServerContext, rules: AccessRules, log: Callable[[str], None] | None = None) -> ASGIApp:
     """Build the ASGI application.
 
     log: called with one line for each request; None: no log.
@@ -123,7 +123,7 @@ def create_application(service: Service, rules: AccessRules, log: Callable[[str]
     return AccessLog(AccessGuard(app, rules, lambda path: normalize_path(path, PATHS)), log)
 
 
-async def call_endpoint(service: Service, path: str, endpoint: Endpoint, request: Request) -> Response:
+async def call_endpoint(service: ServerContext, path: str, endpoint: Endpoint, request: Request) -> Response:
     try:
         response = await endpoint(service, request)
     except LocalllmError as error:
@@ -139,7 +139,7 @@ async def call_endpoint(service: Service, path: str, endpoint: Endpoint, request
     return response
 
 
-async def respond_not_found(service: Service, request: Request, error: Exception) -> Response:
+async def respond_not_found(service: ServerContext, request: Request, error: Exception) -> Response:
     status, path = error.status_code if isinstance(error, HTTPException) else 500, request.url.path
     service.metrics.responses["other", status] += 1
     methods = ", ".join(method for method, route, _ in ROUTES if matches_route(path, route))

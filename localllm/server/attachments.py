@@ -12,7 +12,7 @@ from urllib.request import url2pathname
 from localllm.errors import UsageError
 from localllm.images.data_urls import decode_base64, is_bare_base64, is_data_url
 from localllm.images.parts import list_image_parts
-from localllm.server.fields import Body
+from localllm.server.fields import RequestBody
 from localllm.text.messages import Message
 
 IMAGE_TYPES = ("image_url", "input_image", "image")  # types of parts: Chat Completions, Responses, Anthropic
@@ -26,7 +26,7 @@ TEXT_TYPES = ("text/", "application/json", "application/xml", "application/x-") 
 
 def convert_image_part(part: Mapping[str, object], name: str) -> dict[str, str]:
     """Convert a part of one of IMAGE_TYPES to {"type": "image_url", "image_url": URL}. Raises UsageError."""
-    body = Body(part, name)
+    body = RequestBody(part, name)
     source = body.get_object("source")
     if body.get("file_id") or (source and source.get("file_id")):
         raise UsageError(f"{name}: file_id is not supported; send the image as data:image/...;base64,...")
@@ -36,7 +36,7 @@ def convert_image_part(part: Mapping[str, object], name: str) -> dict[str, str]:
     elif source:
         url = source.require_string("url")
     elif isinstance(inner := part.get("image_url"), dict):
-        url = Body(inner, f"{name}.image_url").require_string("url")
+        url = RequestBody(inner, f"{name}.image_url").require_string("url")
     else:
         url = body.require_string("image_url")
     return {"type": "image_url", "image_url": url}
@@ -87,7 +87,7 @@ def resolve_file(url_path: str, folders: Sequence[str]) -> str:
 
 def convert_file_part(part: Mapping[str, object], name: str) -> dict[str, str]:
     """Convert a part of FILE_TYPES to a text part that begins with the file's name. Raises UsageError."""
-    outer = Body(part, name)
+    outer = RequestBody(part, name)
     file = outer.get_object("file") or outer
     url = file.get_string("file_data")
     if url is None:

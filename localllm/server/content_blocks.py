@@ -12,7 +12,7 @@ OPEN, DELTA, CLOSE = "open", "delta", "close"
 
 
 @dataclass
-class Block:
+class ContentBlock:
     """One block of a response.
 
     Attributes:
@@ -32,50 +32,50 @@ class Block:
 
     @property
     def is_truncated(self) -> bool:
-        """Whether the block is a tool call with incomplete arguments."""
+        """Return whether the block is a tool call with incomplete arguments."""
         return self.kind == CALL and ToolCall(self.name, self.chunks).arguments is None
 
 
-class BlockChange(NamedTuple):
+class ContentBlockChange(NamedTuple):
     """A change of one block: it opens, grows, or closes."""
 
     action: str
-    block: Block
+    block: ContentBlock
     text: str = ""
 
 
-class BlockList:
+class ContentBlockList:
     def __init__(self) -> None:
-        self.all = list[Block]()
+        self.all = list[ContentBlock]()
         self._is_open = False
 
-    def take(self, part: TextPart) -> Iterator[BlockChange]:
+    def take(self, part: TextPart) -> Iterator[ContentBlockChange]:
         """Append a segment of the answer; yield the resulting changes."""
         kind = CALL if part.kind == ARGUMENTS else part.kind
         if not self._is_open or part.kind == CALL or self.all[-1].kind != kind:
-            yield from self.end()
+            yield from self.finish()
             self._is_open = True
-            self.all.append(Block(kind, len(self.all), part.text if kind == CALL else ""))
-            yield BlockChange(OPEN, self.all[-1])
+            self.all.append(ContentBlock(kind, len(self.all), part.text if kind == CALL else ""))
+            yield ContentBlockChange(OPEN, self.all[-1])
         if part.kind != CALL:
             self.all[-1].chunks.append(part.text)
-            yield BlockChange(DELTA, self.all[-1], part.text)
+            yield ContentBlockChange(DELTA, self.all[-1], part.text)
 
-    def end(self) -> Iterator[BlockChange]:
+    def finish(self) -> Iterator[ContentBlockChange]:
         if self._is_open:
             self._is_open = False
-            yield BlockChange(CLOSE, self.all[-1])
+            yield ContentBlockChange(CLOSE, self.all[-1])
 
     @property
     def has_calls(self) -> bool:
         return any(block.kind == CALL for block in self.all)
 
 
-async def collect_blocks(stream: ResponseStream) -> tuple[BlockList, str]:
+async def collect_blocks(stream: ResponseStream) -> tuple[ContentBlockList, str]:
     """Wait for the complete response, close it, and return its blocks and finish reason."""
-    blocks, reason = BlockList(), ""
+    blocks, reason = ContentBlockList(), ""
     try:
-        async for _, token_event in stream.events():
+        async for _, token_event in stream.stream_events():
             for part in token_event.parts:
                 list(blocks.take(part))
             reason = token_event.finish_reason or reason

@@ -13,11 +13,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm.errors import ContextError, UsageError
-from localllm.server.fields import Body
+from localllm.server.fields import RequestBody
 from localllm.server.http import generate_id, make_json_response, read_json, run_until_disconnect
 from localllm.server.openai_chat import make_extension_headers
 from localllm.server.request_options import IGNORED_FIELDS, parse_keep_alive
-from localllm.server.service import Service
+from localllm.server.service import ServerContext
 from localllm.server.tokens import require_token_ids
 from localllm.server.worker import Worker
 from localllm.text.tokenizer import Tokenizer
@@ -27,8 +27,8 @@ T = TypeVar("T")
 _COMPUTE_LOCK = threading.Lock()  # one request at a time: each uses all cores
 
 
-async def create_embeddings(service: Service, request: Request) -> Response:
-    body = Body(await read_json(request, service.limits))
+async def create_embeddings(service: ServerContext, request: Request) -> Response:
+    body = RequestBody(await read_json(request, service.limits))
     texts, dims, role = parse_inputs(body.get("input")), body.get_int("dimensions", 1), body.get_string("role")
     limit = body.get_int("truncate_prompt_tokens", -1)  # vLLM's; -1: as many as the model reads
     overflow, limit = ("cut" if body.get_bool("truncate") or limit else "refuse"), None if limit == -1 else limit
@@ -74,9 +74,9 @@ async def embed_texts(
         return vectors, count
 
 
-async def rerank(service: Service, request: Request) -> Response:
+async def rerank(service: ServerContext, request: Request) -> Response:
     """Sort documents by relevance to a query, best first."""
-    body = Body(await read_json(request, service.limits))
+    body = RequestBody(await read_json(request, service.limits))
     query, documents = body.require_string("query"), body.get_list("texts") or body.require_list("documents")
     texts = parse_strings(
         [document.get("text") if isinstance(document, dict) else document for document in documents], "documents"

@@ -9,7 +9,7 @@ from localllm.errors import UsageError
 T = TypeVar("T")
 
 
-class Body:
+class RequestBody:
     """A JSON object from a client; null fields count as absent.
 
     Methods raise UsageError, with a message that begins with the field's name.
@@ -23,7 +23,7 @@ class Body:
         self._value, self._name, self._read_names, self._ignored = value, name, set[str](), dict[str, None]()
 
     @classmethod
-    def of(cls, value: object, name: str) -> "Body":
+    def parse(cls, value: object, name: str) -> "RequestBody":
         if not isinstance(value, Mapping):
             raise UsageError(f"{name} must be an object, not {describe_type(value)}")
         return cls(value, name)
@@ -78,9 +78,9 @@ class Body:
     def require_list(self, field: str) -> Sequence[object]:
         return require_present(self.get_list(field), self.qualify(field))
 
-    def get_object(self, field: str) -> "Body | None":
+    def get_object(self, field: str) -> "RequestBody | None":
         value = self.get_mapping(field)
-        return None if value is None else Body(value, self.qualify(field))
+        return None if value is None else RequestBody(value, self.qualify(field))
 
     def get_mapping(self, field: str) -> Mapping[str, object] | None:
         return self._get_typed(field, Mapping, "an object")  # type: ignore[type-abstract]

@@ -32,7 +32,7 @@ _BRACKETS = re.compile(rb"[^][{}]+")
 
 
 @frozen
-class Limits:
+class ClientLimits:
     """Limits for each client.
 
     Attributes:
@@ -152,7 +152,7 @@ def make_error_response(error: BaseException, error_format: ErrorFormat) -> Resp
     return make_json_response(error_format(error), get_status(error), headers)
 
 
-async def read_json(request: Request, limits: Limits, any_type: bool = False) -> dict[str, object]:
+async def read_json(request: Request, limits: ClientLimits, any_type: bool = False) -> dict[str, object]:
     """Read the body, a JSON object, as read_value."""
     value = await read_value(request, limits, any_type)
     if not isinstance(value, dict):
@@ -160,7 +160,7 @@ async def read_json(request: Request, limits: Limits, any_type: bool = False) ->
     return value
 
 
-async def read_list(request: Request, limits: Limits) -> list[object]:
+async def read_list(request: Request, limits: ClientLimits) -> list[object]:
     """Read the body, a JSON array, as read_value."""
     value = await read_value(request, limits, any_type=True)
     if not isinstance(value, list):
@@ -168,7 +168,7 @@ async def read_list(request: Request, limits: Limits) -> list[object]:
     return value
 
 
-async def read_value(request: Request, limits: Limits, any_type: bool = False) -> object:
+async def read_value(request: Request, limits: ClientLimits, any_type: bool = False) -> object:
     """Read the body, JSON. Raises RejectedRequestError, CodingError.
 
     any_type: accept other Content-Types, such as curl's default, unless a web page sends the request.
@@ -228,7 +228,7 @@ class EventStream(Response):
     def __init__(
         self,
         chunks: Lines,
-        limits: Limits,
+        limits: ClientLimits,
         headers: dict[str, str],
         close: CloseCallback | None = None,
         keep_alive: bytes = COMMENT,
@@ -276,7 +276,9 @@ class EventStream(Response):
 class JsonLines(EventStream):
     media_type = "application/x-ndjson"
 
-    def __init__(self, chunks: Lines, limits: Limits, headers: dict[str, str], close: CloseCallback | None = None):
+    def __init__(
+        self, chunks: Lines, limits: ClientLimits, headers: dict[str, str], close: CloseCallback | None = None
+    ):
         super().__init__(chunks, limits, headers, close, keep_alive=b"")
 
 

@@ -1,4 +1,4 @@
-"""Fill-in-the-middle endpoint /infill, as in llama-server. /infill.
+"""The endpoint /infill, which fills in the middle of a text as llama-server does.
 
 Source: https://github.com/ggml-org/llama.cpp/tree/master/tools/server
 """
@@ -12,11 +12,11 @@ from starlette.responses import Response
 
 from localllm.frozen import frozen
 from localllm.generation.infill import Infill
-from localllm.server.fields import Body
+from localllm.server.fields import RequestBody
 from localllm.server.http import EventStream, format_event, format_openai_error, read_json, respond_when_done
 from localllm.server.openai_chat import make_extension_headers
 from localllm.server.request_options import parse_constraint, parse_keep_alive, parse_options
-from localllm.server.service import GenerateRequest, ResponseStream, Service
+from localllm.server.service import GenerateRequest, ResponseStream, ServerContext
 
 
 @frozen
@@ -34,9 +34,9 @@ class InfillStops:
     fields: tuple[str, ...] = ()
 
 
-async def infill(service: Service, request: Request) -> Response:
+async def infill(service: ServerContext, request: Request) -> Response:
     """Generate the text between `input_prefix` followed by `prompt`, and `input_suffix`."""
-    body = Body(await read_json(request, service.limits))
+    body = RequestBody(await read_json(request, service.limits))
     is_streaming, ending = body.get_bool("stream"), parse_ending(body)
     query = await asyncio.to_thread(parse_request, body, service.limits.suffix_first)
     stream = await service.start(query, parse_keep_alive(body))
@@ -46,9 +46,9 @@ async def infill(service: Service, request: Request) -> Response:
     return await respond_when_done(request, complete_infill(middle), headers, stream.close)
 
 
-def parse_request(body: Body, suffix_first: bool = False) -> GenerateRequest:
+def parse_request(body: RequestBody, suffix_first: bool = False) -> GenerateRequest:
     name = next((name for name in ("max_tokens", "max_completion_tokens") if body.get(name) is not None), "n_predict")
-    chunks = [Body.of(chunk, "input_extra") for chunk in body.get_list("input_extra") or ()]
+    chunks = [RequestBody.parse(chunk, "input_extra") for chunk in body.get_list("input_extra") or ()]
     files = [(chunk.get_string("filename") or "tmp", chunk.require_string("text")) for chunk in chunks]
     prefix, suffix = body.require_string("input_prefix"), body.require_string("input_suffix")
     prompt = Infill(prefix, suffix, files, body.get_string("prompt") or "", is_cut=True, suffix_first=suffix_first)
@@ -56,7 +56,7 @@ def parse_request(body: Body, suffix_first: bool = False) -> GenerateRequest:
     return GenerateRequest(body.get_string("model"), [prompt], options)
 
 
-def parse_ending(body: Body) -> InfillStops:
+def parse_ending(body: RequestBody) -> InfillStops:
     milliseconds = body.get_int("t_max_predict_ms", -1)
     seconds = milliseconds / 1000 if milliseconds is not None and milliseconds > 0 else None
     return InfillStops(body.get_int("n_indent") or 0, seconds, body.get_strings("response_fields"))
@@ -73,10 +73,10 @@ class InfillStream:
         self.stream, self.text, self.stop_type = stream, "", "limit"
         self._ending, self._line = ending, 0  # begin of the latest line; the first line (0) is not checked
 
-    async def parts(self) -> AsyncGenerator[str]:
+    async def stream_parts(self) -> AsyncGenerator[str]:
         """Yield the text as it is generated. Raises LocalllmError."""
         clock, end = asyncio.get_running_loop().time, None
-        async with aclosing(self.stream.events()) as events:
+        async with aclosing(self.stream.stream_events()) as events:
             async for _, event in events:
                 if end is None and self._ending.seconds is not None:
                     end = clock() + self._ending.seconds
@@ -104,8 +104,8 @@ class InfillStream:
             self._line += line.index("\n") + 1
         return False
 
-    def response(self) -> dict[str, object]:
-        completion, context = self.stream.completion(), self.stream.model.context
+    def build_response(self) -> dict[str, object]:
+        completion, context = self.stream.get_completion(), self.stream.model.context
         read, predicted, cached = completion.prompt_tokens, completion.completion_tokens, completion.cached_tokens
         response = {
             "index": 0,
@@ -151,17 +151,17 @@ def select_fields(response: dict[str, object], paths: tuple[str, ...]) -> dict[s
 
 
 async def complete_infill(middle: InfillStream) -> dict[str, object]:
-    async for _ in middle.parts():
+    async for _ in middle.stream_parts():
         pass
-    return middle.response()
+    return middle.build_response()
 
 
 async def stream_chunks(middle: InfillStream) -> AsyncGenerator[bytes]:
     """Yield the response as server-sent events; the last one has the statistics and no text."""
     try:
-        async for part in middle.parts():
+        async for part in middle.stream_parts():
             yield format_event({"index": 0, "content": part, "stop": False})
-        response = middle.response()
+        response = middle.build_response()
         yield format_event({**response, "content": ""} if "content" in response else response)
     except Exception as error:
         yield format_event(format_openai_error(error))

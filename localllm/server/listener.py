@@ -21,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.frozen import frozen
-from localllm.server.http import Limits
+from localllm.server.http import ClientLimits
 from localllm.system.processes import can_handle_in_loop, can_reuse_address, list_ending_signals
 
 # Seconds to keep a connection open for the rest of a body, so that the client still receives the response.
@@ -49,14 +49,14 @@ class ShutdownOptions:
 
 
 @frozen
-class Tls:
+class TlsFiles:
     """A certificate chain and its private key, both PEM files."""
 
     certfile: str
     keyfile: str | None
 
     @classmethod
-    def of(cls, certfile: str | None, keyfile: str | None) -> "Tls | None":
+    def load(cls, certfile: str | None, keyfile: str | None) -> "TlsFiles | None":
         """Check that both files can be loaded; return None without a certificate. Raises UsageError."""
         if certfile is None:
             return None
@@ -209,7 +209,9 @@ class Listener(uvicorn.Server):
         return True
 
 
-def create_listener(app: ASGIApp, limits: Limits, ending: ShutdownOptions, tls: Tls | None = None) -> Listener:
+def create_listener(
+    app: ASGIApp, limits: ClientLimits, ending: ShutdownOptions, tls: TlsFiles | None = None
+) -> Listener:
     """Create a server for an app."""
     config = uvicorn.Config(
         app,

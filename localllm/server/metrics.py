@@ -21,7 +21,7 @@ class Histogram:
             self._counts[bisect_left(SECONDS, seconds)] += 1
             self._sum += seconds
 
-    def lines(self, name: str) -> Iterator[str]:
+    def format_lines(self, name: str) -> Iterator[str]:
         with self._lock:
             counts, total = [*self._counts], self._sum
         below = 0
@@ -59,7 +59,7 @@ class Metrics:
             self._cached_tokens += request.cached
             self._generated += sum(len(completion.tokens) for completion in request.answers)
 
-    def text(self, running: int, waiting: int, limits: dict[str, float]) -> str:
+    def format(self, running: int, waiting: int, limits: dict[str, float]) -> str:
         """Format all metrics.
 
         running, waiting: current count of completions and of requests.  limits: further gauges by name.
@@ -92,5 +92,5 @@ class Metrics:
             ("first_token_seconds", "Time to first token.", self.first_token),
             ("between_tokens_seconds", "Time between tokens.", self.between_tokens),
         ):
-            add(name, "histogram", help, histogram.lines(f"localllm_{name}"))
+            add(name, "histogram", help, histogram.format_lines(f"localllm_{name}"))
         return "\n".join(lines) + "\n"

@@ -75,7 +75,7 @@ class ModelEntry:
         if self.worker is None:
             return 0
         model = self.worker.model
-        places = model.engine.cache_usage()[0]
+        places = model.engine.get_cache_usage()[0]
         return model.file.nbytes + model.vision.nbytes + OVERHEAD_BYTES + places * model.engine.bytes_per_token
 
     @property
@@ -216,7 +216,7 @@ class ModelPool:
             raise MemoryLimitError(
                 f"{entry.name} needs {nbytes / 1e9:.1f} GB, but the server's limit is {self.memory / 1e9:.1f} GB"
             )
-        while await asyncio.to_thread(self._held_bytes) + nbytes > self.memory:
+        while await asyncio.to_thread(self._count_held_bytes) + nbytes > self.memory:
             idle = [
                 candidate for candidate in self.entries.values() if candidate.worker and not candidate.active_requests
             ]
@@ -229,7 +229,7 @@ class ModelPool:
                 finally:
                     self._waiting -= 1
 
-    def _held_bytes(self) -> int:
+    def _count_held_bytes(self) -> int:
         return sum(entry.held_bytes for entry in [*self.entries.values()])
 
     def _start_worker(self, entry: ModelEntry) -> Worker:
@@ -260,7 +260,7 @@ class ModelPool:
 
     async def measure_memory(self) -> dict[str, float]:
         open_entries = [entry for entry in self.entries.values() if entry.worker]
-        held_bytes = await asyncio.to_thread(self._held_bytes)
+        held_bytes = await asyncio.to_thread(self._count_held_bytes)
         allowed = {} if self.memory is None else {"memory_allowed_bytes": float(self.memory)}
         return {"models_open": float(len(open_entries)), "memory_held_bytes": float(held_bytes), **allowed}
 

@@ -18,7 +18,7 @@ from localllm.frozen import frozen
 from localllm.generation.infill import Infill
 from localllm.generation.logprobs import LikelyToken
 from localllm.generation.tools.tool_call_parser import ToolCall
-from localllm.server.fields import Body, describe_type
+from localllm.server.fields import RequestBody, describe_type
 from localllm.server.http import (
     JsonLines,
     encode_json,
@@ -28,9 +28,9 @@ from localllm.server.http import (
     respond_when_done,
 )
 from localllm.server.messages import parse_messages
-from localllm.server.openai_chat import Choice, format_logprobs, make_extension_headers
+from localllm.server.openai_chat import ChatChoice, format_logprobs, make_extension_headers
 from localllm.server.request_options import MAX_LOGPROBS, parse_keep_alive, parse_options, parse_tools
-from localllm.server.service import GenerateRequest, Prompt, ResponseStream, Service
+from localllm.server.service import GenerateRequest, Prompt, ResponseStream, ServerContext
 from localllm.server.worker import TokenEvent
 
 if TYPE_CHECKING:
@@ -56,18 +56,18 @@ class ResponseFormat:
     has_context: bool = False
 
 
-async def chat(service: Service, request: Request) -> Response:
+async def chat(service: ServerContext, request: Request) -> Response:
     """Answer a conversation, one JSON object per line; without messages, load or unload the model."""
-    body, started = Body(await read_json(request, service.limits, any_type=True)), perf_counter()
+    body, started = RequestBody(await read_json(request, service.limits, any_type=True)), perf_counter()
     if not body.get_list("messages"):
         return await load_model(service, body, CHAT)
     messages = parse_messages([to_openai_message(message) for message in body.require_list("messages")])
     return await respond(service, request, body, [messages], CHAT, started)
 
 
-async def generate(service: Service, request: Request) -> Response:
+async def generate(service: ServerContext, request: Request) -> Response:
     """Answer a prompt: in the chat template, raw, or as the text before `suffix`; without a prompt, as `chat`."""
-    body, started = Body(await read_json(request, service.limits, any_type=True)), perf_counter()
+    body, started = RequestBody(await read_json(request, service.limits, any_type=True)), perf_counter()
     prompt, suffix, images = body.get_string("prompt"), body.get_string("suffix"), body.get_list("images")
     system, is_raw = body.get_string("system"), body.get_bool("raw")
     body.reject("template", "the model's own template is used; set raw to true to send a finished prompt")
@@ -84,7 +84,7 @@ async def generate(service: Service, request: Request) -> Response:
     return await respond(service, request, body, [parse_messages(turns)], GENERATE, started)
 
 
-def parse_model_name(body: Body) -> str | None:
+def parse_model_name(body: RequestBody) -> str | None:
     """Return the model's name without ":latest", which Ollama adds to names without a tag."""
     name = body.get_string("model") or body.get_string("name")
     return name.removesuffix(LATEST) if name else None
@@ -111,9 +111,9 @@ def to_openai_message(message: object) -> object:
     return converted
 
 
-def parse_request(body: Body, prompts: Sequence[Prompt | Infill]) -> GenerateRequest:
+def parse_request(body: RequestBody, prompts: Sequence[Prompt | Infill]) -> GenerateRequest:
     """Parse the fields that both endpoints share: options, format, tools, think. Raises UsageError."""
-    options = Body({**(body.get_mapping("options") or {}), "think": parse_think(body.get("think"))}, "options")
+    options = RequestBody({**(body.get_mapping("options") or {}), "think": parse_think(body.get("think"))}, "options")
     for name in RUNNER_OPTIONS:
         if options.get(name) is not None:
             body.ignore(name)
@@ -135,7 +135,7 @@ def parse_think(value: object) -> str | None:
     return value or None
 
 
-def parse_format(body: Body) -> "Constraint | None":
+def parse_format(body: RequestBody) -> "Constraint | None":
     """Parse `format`: "json", or a JSON schema. Raises UsageError."""
     from localllm.generation.constraints.constraint import make_constraint
 
@@ -149,7 +149,7 @@ def parse_format(body: Body) -> "Constraint | None":
     return make_constraint(dict(value), None, None)
 
 
-async def load_model(service: Service, body: Body, form: ResponseFormat) -> Response:
+async def load_model(service: ServerContext, body: RequestBody, form: ResponseFormat) -> Response:
     """Load a model, or unload it at once if `keep_alive` is 0."""
     name, keep = parse_model_name(body), parse_keep_alive(body)
     async with service.pool.use(name, keep):
@@ -159,9 +159,9 @@ async def load_model(service: Service, body: Body, form: ResponseFormat) -> Resp
 
 
 async def respond(
-    service: Service,
+    service: ServerContext,
     request: Request,
-    body: Body,
+    body: RequestBody,
     prompts: Sequence[Prompt | Infill],
     form: ResponseFormat,
     started: float,
@@ -184,14 +184,14 @@ class OllamaAnswer:
     ):
         self.stream = stream
         self._query, self._form, self._started, self._load_seconds = query, form, started, load_seconds
-        self._choice = Choice()
+        self._choice = ChatChoice()
 
-    async def parts(self) -> AsyncGenerator[dict[str, object]]:
+    async def stream_parts(self) -> AsyncGenerator[dict[str, object]]:
         """Yield a response for each chunk of text or reasoning, one with all calls, and a last one without text.
 
         Raises LocalllmError.
         """
-        async with aclosing(self.stream.events()) as events:
+        async with aclosing(self.stream.stream_events()) as events:
             async for _, event in events:
                 lengths_before = len(self._choice.text), len(self._choice.thinking)
                 self._choice.take(event)
@@ -203,11 +203,11 @@ class OllamaAnswer:
                     yield self._format_response(text, thinking, event=event)
         if calls := self._complete_calls():
             yield self._format_response("", "", calls)
-        yield self._last("", "", ())
+        yield self._build_last("", "", ())
 
-    def whole(self) -> dict[str, object]:
+    def build_response(self) -> dict[str, object]:
         choice = self._choice
-        last = self._last("".join(choice.text), "".join(choice.thinking), self._complete_calls())
+        last = self._build_last("".join(choice.text), "".join(choice.thinking), self._complete_calls())
         return last | self._format_logprobs(choice.logprobs)
 
     def _complete_calls(self) -> list[ToolCall]:
@@ -224,9 +224,9 @@ class OllamaAnswer:
         formatted = format_logprobs(tokens, self.stream, self._query) if tokens else None
         return {"logprobs": formatted["content"]} if formatted else {}
 
-    def _last(self, text: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, object]:
+    def _build_last(self, text: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, object]:
         """Return the last response: finish reason, token counts, and durations in nanoseconds."""
-        completion = self.stream.completion()
+        completion = self.stream.get_completion()
         return {
             **format_head(self.stream.name),
             **self._form.part(text, thinking, calls),
@@ -280,9 +280,9 @@ CHAT, GENERATE, GENERATE_RAW = (
 
 async def complete_answer(answer: OllamaAnswer) -> dict[str, object]:
     try:
-        async for _ in answer.parts():
+        async for _ in answer.stream_parts():
             pass
-        return answer.whole()
+        return answer.build_response()
     finally:
         await answer.stream.close()
 
@@ -290,7 +290,7 @@ async def complete_answer(answer: OllamaAnswer) -> dict[str, object]:
 async def stream_lines(answer: OllamaAnswer) -> AsyncGenerator[bytes]:
     """Yield the responses as lines of JSON; an error becomes the last line."""
     try:
-        async for part in answer.parts():
+        async for part in answer.stream_parts():
             yield encode_json(part) + b"\n"
     except Exception as error:
         yield encode_json(format_ollama_error(error)) + b"\n"

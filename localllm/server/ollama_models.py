@@ -21,13 +21,13 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.files.models_folder import get_projector_size
 from localllm.frozen import frozen
 from localllm.server.embeddings import embed_texts, parse_strings
-from localllm.server.fields import Body, require_present
+from localllm.server.fields import RequestBody, require_present
 from localllm.server.http import JsonLines, RejectedRequestError, encode_json, make_json_response, read_json
 from localllm.server.model_pool import ModelEntry, UnknownModelError
 from localllm.server.ollama_chat import format_timestamp, parse_model_name, to_nanoseconds
 from localllm.server.openai_chat import make_extension_headers
 from localllm.server.request_options import parse_keep_alive
-from localllm.server.service import Service
+from localllm.server.service import ServerContext
 from localllm.text.vocabulary import INFILL_TEXTS, read_infill_tokens
 
 VERSION = "0.12.6"  # version of Ollama with this API: clients demand a minimum
@@ -152,7 +152,7 @@ def format_entry(entry: ModelEntry, facts: ModelFacts) -> dict[str, object]:
     }  # fmt: skip
 
 
-async def list_tags(service: Service, request: Request) -> Response:
+async def list_tags(service: ServerContext, request: Request) -> Response:
     """List all models, except those whose file cannot be read."""
     service.pool.refresh()
 
@@ -172,9 +172,9 @@ def format_modified_at(entry: ModelEntry) -> str:
     return format_timestamp(datetime.fromtimestamp(entry.created, UTC))
 
 
-async def show_model(service: Service, request: Request) -> Response:
+async def show_model(service: ServerContext, request: Request) -> Response:
     """Describe one model: its template, metadata and capabilities."""
-    body = Body(await read_json(request, service.limits, any_type=True))
+    body = RequestBody(await read_json(request, service.limits, any_type=True))
     entry = service.pool.resolve(parse_model_name(body))
     facts = await asyncio.to_thread(get_facts, entry)
     everything = await asyncio.to_thread(read_verbose_fields, entry.path) if body.get_bool("verbose") else {}
@@ -191,7 +191,7 @@ async def show_model(service: Service, request: Request) -> Response:
     return make_json_response(description, headers=make_extension_headers(body))
 
 
-async def list_running(service: Service, request: Request) -> Response:
+async def list_running(service: ServerContext, request: Request) -> Response:
     """List the open models and when each will be unloaded."""
     models = []
     for entry in service.pool.entries.values():
@@ -210,14 +210,14 @@ async def list_running(service: Service, request: Request) -> Response:
     return make_json_response({"models": models})
 
 
-async def report_version(service: Service, request: Request) -> Response:
+async def report_version(service: ServerContext, request: Request) -> Response:
     """Return the version of Ollama whose API this is."""
     return make_json_response({"version": VERSION})
 
 
-async def embed(service: Service, request: Request) -> Response:
+async def embed(service: ServerContext, request: Request) -> Response:
     """Return an embedding of each string of `input`; truncate longer ones unless `truncate` is false."""
-    body, started = Body(await read_json(request, service.limits, any_type=True)), perf_counter()
+    body, started = RequestBody(await read_json(request, service.limits, any_type=True)), perf_counter()
     texts, dims = parse_strings(body.get("input"), "input"), body.get_int("dimensions", 1)
     overflow, name = "refuse" if body.get("truncate") is False else "cut", parse_model_name(body)
     use = service.pool.use(name, parse_keep_alive(body))
@@ -229,9 +229,9 @@ async def embed(service: Service, request: Request) -> Response:
     return make_json_response(answer, headers=make_extension_headers(body))
 
 
-async def embed_prompt(service: Service, request: Request) -> Response:
+async def embed_prompt(service: ServerContext, request: Request) -> Response:
     """Return the embedding of `prompt` (Ollama's legacy endpoint)."""
-    body = Body(await read_json(request, service.limits, any_type=True))
+    body = RequestBody(await read_json(request, service.limits, any_type=True))
     texts, name = [body.require_string("prompt")], parse_model_name(body)
     vectors, _ = await embed_texts(service.pool.use(name, parse_keep_alive(body)), request, texts, overflow="cut")
     body.get_mapping("options")
@@ -248,14 +248,14 @@ CHANGES = {
 }
 
 
-async def refuse_change(service: Service, request: Request) -> Response:
+async def refuse_change(service: ServerContext, request: Request) -> Response:
     """Refuse to push, create, copy or delete models, and name the alternative."""
     raise RejectedRequestError(501, f"this server does not {CHANGES[request.url.path.rpartition('/')[2]]}")
 
 
-async def pull_model(service: Service, request: Request) -> Response:
+async def pull_model(service: ServerContext, request: Request) -> Response:
     """Report success for an installed model, in lines unless `stream` is false; refuse to download others."""
-    body = Body(await read_json(request, service.limits, any_type=True))
+    body = RequestBody(await read_json(request, service.limits, any_type=True))
     body.get_bool("insecure")
     try:
         service.pool.get(require_present(parse_model_name(body), "model"))

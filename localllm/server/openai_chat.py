@@ -16,10 +16,10 @@ from localllm.generation.logprobs import LikelyToken, TokenLogprob
 from localllm.generation.reasoning import REASONING, TextPart
 from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL, ToolCall, append_part
 from localllm.server import http, request_options
-from localllm.server.fields import Body
+from localllm.server.fields import RequestBody
 from localllm.server.messages import parse_messages
 from localllm.server.model_pool import ModelEntry
-from localllm.server.service import GenerateRequest, ResponseStream, Service, Usage
+from localllm.server.service import GenerateRequest, ResponseStream, ServerContext, TokenUsage
 from localllm.server.worker import TokenEvent
 from localllm.text.tokenizer import Tokenizer
 
@@ -31,7 +31,7 @@ IGNORED_HEADER = "X-Localllm-Ignored"  # a header with the names of ignored fiel
 
 
 @dataclass
-class Choice:
+class ChatChoice:
     """One choice of a response, as far as it has been generated."""
 
     text: list[str] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Choice:
             self.logprobs.append(token_event.logprob)
         self.finish_reason = token_event.finish_reason or self.finish_reason
 
-    def message(self) -> dict[str, object]:
+    def build_message(self) -> dict[str, object]:
         reasoning: dict[str, object] = {"reasoning_content": "".join(self.thinking)} if self.thinking else {}
         if self.calls:
             reasoning["tool_calls"] = [call.to_message() for call in self.calls]
@@ -61,17 +61,17 @@ class Choice:
         return "tool_calls" if self.calls and self.finish_reason == "stop" else self.finish_reason or "length"
 
 
-async def create_chat_completion(service: Service, request: Request) -> Response:
-    body = Body(await http.read_json(request, service.limits))
+async def create_chat_completion(service: ServerContext, request: Request) -> Response:
+    body = RequestBody(await http.read_json(request, service.limits))
     is_streaming, options = body.get_bool("stream"), body.get_object("stream_options")
     wants_usage = options is not None and options.get_bool("include_usage")
     query = await asyncio.to_thread(parse_request, body)
     stream = await service.start(query, request_options.parse_keep_alive(body))
     headers = make_extension_headers(body, stream)
 
-    def format_choice(index: int, choice: Choice) -> dict[str, object]:
+    def format_choice(index: int, choice: ChatChoice) -> dict[str, object]:
         logprobs = format_logprobs(choice.logprobs, stream, query)
-        return {"index": index, "message": choice.message(), "logprobs": logprobs, "finish_reason": choice.reason}
+        return {"index": index, "message": choice.build_message(), "logprobs": logprobs, "finish_reason": choice.reason}
 
     if is_streaming:
         return http.EventStream(stream_chunks(stream, query, wants_usage), service.limits, headers, stream.close)
@@ -80,7 +80,7 @@ async def create_chat_completion(service: Service, request: Request) -> Response
     )
 
 
-def parse_request(body: Body) -> GenerateRequest:
+def parse_request(body: RequestBody) -> GenerateRequest:
     for name, reason in (("functions", "use tools"), ("audio", "only text output is supported")):
         body.reject(name, reason)
     top_logprobs = body.get_int("top_logprobs", 0, request_options.MAX_LOGPROBS)
@@ -100,7 +100,7 @@ def parse_request(body: Body) -> GenerateRequest:
     )
 
 
-def make_extension_headers(body: Body, stream: ResponseStream | None = None) -> dict[str, str]:
+def make_extension_headers(body: RequestBody, stream: ResponseStream | None = None) -> dict[str, str]:
     names = [name[:40] for name in body.ignored if name.isascii() and name.isprintable() and "," not in name]
     headers = {IGNORED_HEADER: ", ".join(names[:20])} if names else {}
     return {**headers, DROPPED_HEADER: str(stream.dropped)} if stream and stream.dropped else headers
@@ -110,15 +110,15 @@ async def complete_response(
     stream: ResponseStream,
     query: GenerateRequest,
     kind: tuple[str, str],
-    format_choice: Callable[[int, Choice], Mapping[str, object]],
+    format_choice: Callable[[int, ChatChoice], Mapping[str, object]],
 ) -> dict[str, object]:
     """Collect the complete response.
 
     kind: the prefix of its id, and its object type.  format_choice: returns an item of `choices`.
     """
-    choices = [Choice() for _ in range(query.n * len(query.prompts))]
+    choices = [ChatChoice() for _ in range(query.n * len(query.prompts))]
     try:
-        async for number, token_event in stream.events():
+        async for number, token_event in stream.stream_events():
             choices[number].take(token_event)
     finally:
         await stream.close()
@@ -139,11 +139,11 @@ async def stream_chunks(stream: ResponseStream, query: GenerateRequest, wants_us
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         return http.format_event({**base, "choices": [choice], **usage})
 
-    choices = dict[int, Choice]()
+    choices = dict[int, ChatChoice]()
     try:
-        async for number, token_event in stream.events():
+        async for number, token_event in stream.stream_events():
             if number not in choices:
-                choices[number] = Choice()
+                choices[number] = ChatChoice()
                 yield format_chunk(number, {"role": "assistant", "content": ""})
             logprobs = format_logprobs([token_event.logprob], stream, query) if token_event.logprob else None
             for part in token_event.parts:
@@ -166,7 +166,7 @@ async def stream_chunks(stream: ResponseStream, query: GenerateRequest, wants_us
         await stream.close()
 
 
-def format_delta(part: TextPart, choice: Choice) -> dict[str, object]:
+def format_delta(part: TextPart, choice: ChatChoice) -> dict[str, object]:
     """Format a part as a delta; choice: accumulates the tool calls so far."""
     if part.kind == CALL:
         append_part(choice.calls, part)
@@ -184,7 +184,7 @@ def format_head(stream: ResponseStream, prefix: str, kind: str) -> dict[str, obj
     }  # fmt: skip
 
 
-def format_usage(usage: Usage) -> dict[str, object]:
+def format_usage(usage: TokenUsage) -> dict[str, object]:
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.written,
@@ -226,7 +226,7 @@ def clip_logprob(token: TokenLogprob) -> float:
     return max(token.logprob, -9999.0)
 
 
-async def list_models(service: Service, request: Request) -> Response:
+async def list_models(service: ServerContext, request: Request) -> Response:
     service.pool.refresh()
     entries = service.pool.entries.values()
     if VERSION_HEADER in request.headers:
@@ -236,7 +236,7 @@ async def list_models(service: Service, request: Request) -> Response:
     return http.make_json_response({"object": "list", "data": [format_openai_model(entry) for entry in entries]})
 
 
-async def retrieve_model(service: Service, request: Request) -> Response:
+async def retrieve_model(service: ServerContext, request: Request) -> Response:
     entry = service.pool.get(request.path_params["name"])
     return http.make_json_response(
         (format_anthropic_model if VERSION_HEADER in request.headers else format_openai_model)(entry)

@@ -17,10 +17,10 @@ from localllm.frozen import frozen
 from localllm.generation.infill import Infill
 from localllm.generation.logprobs import LikelyToken, TokenLogprob, compute_prompt_logprobs, compute_token_logprobs
 from localllm.server import openai_chat
-from localllm.server.fields import Body
+from localllm.server.fields import RequestBody
 from localllm.server.http import EventStream, format_event, format_openai_error, read_json, respond_when_done
 from localllm.server.request_options import MAX_CHOICES, MAX_LOGPROBS, parse_constraint, parse_keep_alive, parse_options
-from localllm.server.service import GenerateRequest, Prompt, ResponseStream, Service
+from localllm.server.service import GenerateRequest, Prompt, ResponseStream, ServerContext
 
 if TYPE_CHECKING:
     from localllm.server.service import ResponseStream
@@ -31,8 +31,8 @@ DEFAULT_MAX_TOKENS = 16  # the default in OpenAI's documentation
 MAX_PROMPTS = 64
 
 
-async def create_completion(service: Service, request: Request) -> Response:
-    body = Body(await read_json(request, service.limits))
+async def create_completion(service: ServerContext, request: Request) -> Response:
+    body = RequestBody(await read_json(request, service.limits))
     is_streaming, options = body.get_bool("stream"), body.get_object("stream_options")
     wants_usage = options is not None and options.get_bool("include_usage")
     query, has_echo = await asyncio.to_thread(parse_request, body), body.get_bool("echo")
@@ -67,7 +67,7 @@ async def echo_prompts(stream: ResponseStream, top_logprobs: int | None) -> list
     prefill of each prompt, in short runs with 16-bit activations. Raises the errors of Sequence.append.
     """
     tokenizer, prompts = stream.model.tokenizer, list[EchoedPrompt]()
-    for prompt, ids in stream.prompts():
+    for prompt, ids in stream.list_prompts():
         text = prompt if isinstance(prompt, str) else tokenizer.decode(ids, special=True)
         if top_logprobs is None:
             prompts.append(EchoedPrompt(text))
@@ -100,7 +100,7 @@ class TextChoice(TypedDict):
 async def complete_choices(stream: ResponseStream, query: GenerateRequest, has_echo: bool) -> dict[str, object]:
     prompts = await echo_prompts(stream, query.top_logprobs) if has_echo else []
 
-    def format_choice(index: int, choice: openai_chat.Choice) -> TextChoice:
+    def format_choice(index: int, choice: openai_chat.ChatChoice) -> TextChoice:
         formatted: TextChoice = {
             "index": index,
             "text": "".join(choice.text),
@@ -134,7 +134,7 @@ def add_prompt(choice: TextChoice, prompt: EchoedPrompt, stream: ResponseStream,
     }
 
 
-def parse_request(body: Body) -> GenerateRequest:
+def parse_request(body: RequestBody) -> GenerateRequest:
     n = body.get_int("n", 1, MAX_CHOICES) or 1
     if (best := body.get_int("best_of")) not in (None, n):
         raise UsageError(f"best_of must be equal to n, {n}, not {best}")
@@ -147,7 +147,7 @@ def parse_request(body: Body) -> GenerateRequest:
     return GenerateRequest(body.get_string("model"), prompts, options, n, parse_logprobs(body))
 
 
-def parse_logprobs(body: Body) -> int | None:
+def parse_logprobs(body: RequestBody) -> int | None:
     """Parse the count of alternatives per token; true, which chat clients send, means 0. Raises UsageError."""
     if isinstance(value := body.get("logprobs"), bool):
         return 0 if value else None
@@ -207,7 +207,7 @@ async def stream_chunks(
             add_prompt(empty, prompts[index // query.n], stream, query)
             lengths[index] = sum(map(len, empty["logprobs"]["tokens"])) if empty["logprobs"] else 0
             yield format_event({**base, "choices": [empty], **usage})
-        async for index, token_event in stream.events():
+        async for index, token_event in stream.stream_events():
             text, reason = "".join(text for _, text in token_event.parts), token_event.finish_reason or None
             tokens = [token_event.logprob] if token_event.logprob else []
             if text:

@@ -22,8 +22,8 @@ from localllm.generation.options import GenerationOptions
 from localllm.generation.reasoning import REASONING, TextPart
 from localllm.generation.tools.tool_call_parser import CALL
 from localllm.server import http, request_options
-from localllm.server.content_blocks import CLOSE, OPEN, Block, BlockChange, BlockList
-from localllm.server.fields import Body, describe_type
+from localllm.server.content_blocks import CLOSE, OPEN, ContentBlock, ContentBlockChange, ContentBlockList
+from localllm.server.fields import RequestBody, describe_type
 from localllm.server.messages import (
     IMAGE_ROLES,
     name_tool_results,
@@ -33,7 +33,7 @@ from localllm.server.messages import (
     parse_text,
 )
 from localllm.server.openai_chat import make_extension_headers
-from localllm.server.service import GenerateRequest, ResponseStream, Service, Usage
+from localllm.server.service import GenerateRequest, ResponseStream, ServerContext, TokenUsage
 from localllm.text.messages import ROLES, Message
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ class ClientTool:
 ClientTools = Mapping[str, ClientTool]  # the client's tools, by the model's names for them
 
 
-async def create_response(service: Service, request: Request) -> Response:
-    body = Body(await http.read_json(request, service.limits))
+async def create_response(service: ServerContext, request: Request) -> Response:
+    body = RequestBody(await http.read_json(request, service.limits))
     is_streaming, origins = body.get_bool("stream"), {tool.name: origin for tool, origin in parse_client_tools(body)}
     generate_request = await asyncio.to_thread(parse_request, body)
     settings, headers = echo_settings(body), make_extension_headers(body)
@@ -84,7 +84,7 @@ async def create_response(service: Service, request: Request) -> Response:
     return await http.respond_when_done(request, complete_response(stream, builder), headers, stream.close)
 
 
-def parse_request(body: Body) -> GenerateRequest | None:
+def parse_request(body: RequestBody) -> GenerateRequest | None:
     """Parse the request; return None if its input is empty. Raises UsageError."""
     for name in IGNORED_FIELDS:
         body.get(name)
@@ -110,7 +110,7 @@ def parse_request(body: Body) -> GenerateRequest | None:
     return GenerateRequest(body.get_string("model"), [messages], options)
 
 
-def echo_settings(body: Body) -> dict[str, object]:
+def echo_settings(body: RequestBody) -> dict[str, object]:
     """Return the request's settings as the response repeats them, with OpenAI's defaults.
 
     Raises UsageError if metadata is not an object.
@@ -145,7 +145,7 @@ class ResponseBuilder:
         self.model = model
         self._settings, self._origins = settings, origins
         self._id, self._created_at = http.generate_id("resp_"), int(time())
-        self._blocks, self._names, self._items = BlockList(), list[str](), list[object]()
+        self._blocks, self._names, self._items = ContentBlockList(), list[str](), list[object]()
 
     def begin(self) -> Iterator[Event]:
         for event_type in ("response.created", "response.in_progress"):
@@ -156,9 +156,9 @@ class ResponseBuilder:
         for change in self._blocks.take(part):
             yield from self._format_change(change, "")
 
-    def end(self, reason: str, usage: Usage) -> Iterator[Event]:
+    def finish(self, reason: str, usage: TokenUsage) -> Iterator[Event]:
         """Yield the final events; reason: the finish reason."""
-        for change in self._blocks.end():
+        for change in self._blocks.finish():
             yield from self._format_change(change, reason)
         status = "incomplete" if reason == "length" else "completed"
         yield {"type": f"response.{status}", "response": self._format(status, usage)}
@@ -168,7 +168,7 @@ class ResponseBuilder:
         failed = self._format("failed") | {"error": {**fields, "code": fields["code"] or "server_error"}}
         return {"type": "response.failed", "response": failed}
 
-    def _format(self, status: str, usage: Usage | None = None) -> dict[str, object]:
+    def _format(self, status: str, usage: TokenUsage | None = None) -> dict[str, object]:
         incomplete_details = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
             "id": self._id, "object": "response", "created_at": self._created_at, "status": status,
@@ -176,7 +176,7 @@ class ResponseBuilder:
             "incomplete_details": incomplete_details, **self._settings,
         }  # fmt: skip
 
-    def _format_change(self, change: BlockChange, reason: str) -> Iterator[Event]:
+    def _format_change(self, change: ContentBlockChange, reason: str) -> Iterator[Event]:
         """Yield the events of a block's change; reason: the finish reason if the answer ends with it."""
         action, block, _ = change
         if action == OPEN:
@@ -195,10 +195,10 @@ class ResponseBuilder:
 
 
 def respond_to_empty_input(
-    builder: ResponseBuilder, service: Service, is_streaming: bool, headers: dict[str, str]
+    builder: ResponseBuilder, service: ServerContext, is_streaming: bool, headers: dict[str, str]
 ) -> Response:
     """Respond to a request with empty input, which clients send to check the connection."""
-    events = [*builder.begin(), *builder.end("stop", Usage())]
+    events = [*builder.begin(), *builder.finish("stop", TokenUsage())]
     if not is_streaming:
         return http.make_json_response(events[-1]["response"], headers=headers)
 
@@ -219,12 +219,12 @@ async def build_events(stream: ResponseStream, builder: ResponseBuilder) -> Asyn
     try:
         for event in builder.begin():
             yield event
-        async for _, token_event in stream.events():
+        async for _, token_event in stream.stream_events():
             reason = token_event.finish_reason or reason
             for part in token_event.parts:
                 for event in builder.take(part):
                     yield event
-        for event in builder.end(reason or "length", stream.usage):
+        for event in builder.finish(reason or "length", stream.usage):
             yield event
     finally:
         await stream.close()
@@ -245,7 +245,7 @@ async def stream_events(stream: ResponseStream, builder: ResponseBuilder) -> Asy
             yield format_numbered(builder.fail(error), number)
 
 
-def format_call_events(change: BlockChange, fields: Event, origins: ClientTools) -> Iterator[Event]:
+def format_call_events(change: ContentBlockChange, fields: Event, origins: ClientTools) -> Iterator[Event]:
     """Yield the events of a call's arguments; a custom tool's string is sent when it is complete."""
     action, block, text = change
     if find_client_tool(block, origins).is_custom:
@@ -260,7 +260,7 @@ def format_call_events(change: BlockChange, fields: Event, origins: ClientTools)
         yield {"type": "response.function_call_arguments.delta", **fields, "delta": text}
 
 
-def format_text_events(change: BlockChange, fields: Event) -> Iterator[Event]:
+def format_text_events(change: ContentBlockChange, fields: Event) -> Iterator[Event]:
     """Yield the events of a text or reasoning block's single part."""
     action, block, text = change
     prefix = "response.reasoning_text" if block.kind == REASONING else "response.output_text"
@@ -274,19 +274,19 @@ def format_text_events(change: BlockChange, fields: Event) -> Iterator[Event]:
         yield {"type": f"{prefix}.delta", **fields, "delta": text, **extra}
 
 
-def format_part(block: Block, text: str) -> dict[str, object]:
+def format_part(block: ContentBlock, text: str) -> dict[str, object]:
     if block.kind == REASONING:
         return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def find_client_tool(block: Block, origins: ClientTools) -> ClientTool:
+def find_client_tool(block: ContentBlock, origins: ClientTools) -> ClientTool:
     """Return the tool of a call under the client's name."""
     return origins.get(block.name) or ClientTool(block.name)
 
 
 def format_item(
-    block: Block, id: str, status: str, origins: ClientTools, has_content: bool = True
+    block: ContentBlock, id: str, status: str, origins: ClientTools, has_content: bool = True
 ) -> dict[str, object]:
     """Format a block as an output item; has_content: False for an item that was just opened."""
     if block.kind == CALL:
@@ -298,7 +298,7 @@ def format_item(
     return {"type": "message", "id": id, "role": "assistant", "content": content, "status": status}
 
 
-def format_usage(usage: Usage) -> dict[str, object]:
+def format_usage(usage: TokenUsage) -> dict[str, object]:
     return {
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
@@ -311,7 +311,7 @@ def format_usage(usage: Usage) -> dict[str, object]:
 # ---- input items: messages and calls of many types
 
 
-def parse_input(body: Body) -> list[Message]:
+def parse_input(body: RequestBody) -> list[Message]:
     items = body.get("input")
     if isinstance(items, str):
         return [{"role": "user", "content": items}] if items else []
@@ -394,7 +394,7 @@ def parse_reasoning(value: object) -> list[str]:
 # ---- tools
 
 
-def parse_tools(body: Body) -> "ToolUse | None":
+def parse_tools(body: RequestBody) -> "ToolUse | None":
     """Parse the tools; ignore those that OpenAI's servers would run. Raises UsageError."""
     from localllm.generation.tools.tool_grammar import ToolUse
 
@@ -408,10 +408,10 @@ def parse_tools(body: Body) -> "ToolUse | None":
     return ToolUse(tools, mode, parallel, allowed=allowed, **options)
 
 
-def parse_client_tools(body: Body) -> Iterator[tuple["Tool", ClientTool]]:
+def parse_client_tools(body: RequestBody) -> Iterator[tuple["Tool", ClientTool]]:
     """Yield the tools that the client runs. Raises UsageError."""
     for number, value in enumerate(body.get_list("tools") or ()):
-        tool = Body.of(value, "tools")
+        tool = RequestBody.parse(value, "tools")
         kind = tool.get_string("type") or "function"
         if kind == "function":
             yield parse_function_tool(tool)
@@ -420,18 +420,18 @@ def parse_client_tools(body: Body) -> Iterator[tuple["Tool", ClientTool]]:
         elif kind == "namespace":
             space = tool.require_string("name")
             for inner in tool.require_list("tools"):
-                function = Body.of(inner, "tools.tools")
+                function = RequestBody.parse(inner, "tools.tools")
                 yield (parse_custom_tool if function.get("type") == "custom" else parse_function_tool)(function, space)
         else:
             body.ignore(f"tools[{number}]:{kind}")
 
 
-def parse_function_tool(tool: Body, namespace: str | None = None) -> tuple["Tool", ClientTool]:
+def parse_function_tool(tool: RequestBody, namespace: str | None = None) -> tuple["Tool", ClientTool]:
     parsed = request_options.parse_function(tool, namespace)
     return parsed, ClientTool(tool.require_string("name"), namespace)
 
 
-def parse_custom_tool(tool: Body, namespace: str | None = None) -> tuple["Tool", ClientTool]:
+def parse_custom_tool(tool: RequestBody, namespace: str | None = None) -> tuple["Tool", ClientTool]:
     """Parse a custom tool as a function with one parameter. Raises UsageError."""
     from localllm.generation.tools.tool_grammar import Tool
 

@@ -20,11 +20,11 @@ from starlette.responses import Response
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.frozen import frozen
-from localllm.server.fields import Body
+from localllm.server.fields import RequestBody
 from localllm.server.http import RejectedRequestError, encode_json, make_json_response, read_json
 from localllm.server.messages import parse_tool_calls
 from localllm.server.model_pool import ModelEntry
-from localllm.server.service import Service
+from localllm.server.service import ServerContext
 from localllm.services import sessions
 
 FILE = Path(__file__).with_name("page.html")
@@ -52,31 +52,31 @@ def load_page() -> tuple[bytes, str]:
     return html, policy
 
 
-async def serve_page(service: Service, request: Request) -> Response:
+async def serve_page(service: ServerContext, request: Request) -> Response:
     data, policy = load_page()
     headers = {"Content-Security-Policy": policy, "Cache-Control": "no-cache"}
     return Response(data, 200, headers, "text/html; charset=utf-8")
 
 
-async def list_sessions(service: Service, request: Request) -> Response:
+async def list_sessions(service: ServerContext, request: Request) -> Response:
     return make_json_response({"sessions": [{"name": name} for name in sessions.list_names()]})
 
 
-async def read_session(service: Service, request: Request) -> Response:
+async def read_session(service: ServerContext, request: Request) -> Response:
     """Return a conversation's messages, revision, and model under its served name."""
     chat = sessions.read_session(request.path_params["name"])
     model = await asyncio.to_thread(find_served_name, [*service.pool.entries.values()], chat)
     return make_json_response({"messages": chat.messages, "model": model, "revision": compute_revision(chat.messages)})
 
 
-async def write_session(service: Service, request: Request) -> Response:
+async def write_session(service: ServerContext, request: Request) -> Response:
     """Store the messages of a conversation, and the model that answered.
 
     A stored conversation is only changed if the client knows its state: `revision` is that of the stored state ("" for
     a new one), or the messages continue the stored ones. `replaces` names another conversation, which is removed if it
     has the same messages. Raises RejectedRequestError with 409 for another stored state.
     """
-    body = Body(await read_json(request, service.limits))
+    body = RequestBody(await read_json(request, service.limits))
     messages = [parse_message(message) for message in body.require_list("messages")]
     if len(messages) > MAX_MESSAGES:
         raise UsageError(f"messages must be at most {MAX_MESSAGES}, not {len(messages)}")
@@ -181,7 +181,7 @@ def keep_stored_details(old: list[sessions.SessionLine], new: list[sessions.Sess
 
 
 def parse_message(message: object) -> dict[str, object]:
-    body = Body.of(message, "messages[]")
+    body = RequestBody.parse(message, "messages[]")
     role = body.get_choice("role", sessions.ROLES)
     if role is None:
         raise UsageError("role is missing")

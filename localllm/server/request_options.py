@@ -11,7 +11,7 @@ from localllm.errors import UsageError
 from localllm.generation.adapters import parse_scales
 from localllm.generation.options import GenerationOptions
 from localllm.generation.sampling.options import OPTIONS, SamplingOptions, map_names
-from localllm.server.fields import Body, describe_type
+from localllm.server.fields import RequestBody, describe_type
 from localllm.text.messages import Message
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ IGNORED_FIELDS = ("user", "metadata", "store", "service_tier", "safety_identifie
                "prompt_cache_retention", "verbosity", "id_slot")  # fmt: skip
 
 
-def parse_keep_alive(body: Body) -> float | None:
+def parse_keep_alive(body: RequestBody) -> float | None:
     """Parse Ollama's keep_alive, the time a model stays open: seconds, or a duration such as 5m; negative: forever.
 
     Raises UsageError.
@@ -48,7 +48,7 @@ def parse_keep_alive(body: Body) -> float | None:
     return (3600 * hours + 60 * minutes + seconds) * (-1 if match["sign"] else 1)
 
 
-def parse_sampling(body: Body) -> SamplingOptions:
+def parse_sampling(body: RequestBody) -> SamplingOptions:
     """Parse the sampling fields: OpenAI's, and all fields of SamplingOptions. Raises UsageError."""
     values = dict[str, Any]()  # SamplingOptions checks the types
     for field, name in SAMPLING_FIELDS.items():
@@ -84,7 +84,7 @@ def is_bias(pair: object) -> bool:
 
 
 def parse_options(
-    body: Body, max_tokens: int | None, constraint: "Constraint | None", tools: "ToolUse | None" = None
+    body: RequestBody, max_tokens: int | None, constraint: "Constraint | None", tools: "ToolUse | None" = None
 ) -> GenerationOptions:
     """Parse the options that chat, completions and infill share. Raises UsageError."""
     stop = body.get_strings("stop")
@@ -100,14 +100,14 @@ def parse_options(
     )  # fmt: skip
 
 
-def parse_banned(body: Body) -> tuple[str, ...]:
+def parse_banned(body: RequestBody) -> tuple[str, ...]:
     texts = body.get_strings("banned_strings")
     if len(texts) > MAX_BANNED:
         raise UsageError(f"banned_strings must be at most {MAX_BANNED} strings, not {len(texts)}")
     return texts
 
 
-def apply_continuation(body: Body, options: GenerationOptions, messages: list[Message]) -> GenerationOptions:
+def apply_continuation(body: RequestBody, options: GenerationOptions, messages: list[Message]) -> GenerationOptions:
     """Apply vLLM's continue_final_message and add_generation_prompt. Raises UsageError.
 
     A last message of the assistant is continued unless one of these says otherwise.
@@ -125,14 +125,14 @@ def apply_continuation(body: Body, options: GenerationOptions, messages: list[Me
     return replace(options, continue_final=False if adds_prompt and continues is None else continues)
 
 
-def parse_think(body: Body) -> str:
+def parse_think(body: RequestBody) -> str:
     """Parse OpenAI's `reasoning_effort` or localllm's `think`."""
     effort = body.get_choice("reasoning_effort", tuple(EFFORTS))
     think = body.get_string("think")
     return think or (EFFORTS[effort] if effort else "auto")
 
 
-def parse_constraint(body: Body) -> "Constraint | None":
+def parse_constraint(body: RequestBody) -> "Constraint | None":
     """Parse response_format, or localllm's fields grammar (GBNF) and regex. Raises UsageError."""
     from localllm.generation.constraints.constraint import make_constraint
 
@@ -149,18 +149,18 @@ class CallOptions(JsonOptions):
     json_calls: bool
 
 
-def parse_json_options(body: Body) -> JsonOptions:
+def parse_json_options(body: RequestBody) -> JsonOptions:
     return {
         "json_whitespace": body.get_bool("json_whitespace"),
         "additional_properties": body.get_bool("additional_properties"),
     }
 
 
-def parse_call_options(body: Body) -> CallOptions:
+def parse_call_options(body: RequestBody) -> CallOptions:
     return {"json_calls": body.get("json_calls") is not False, **parse_json_options(body)}
 
 
-def parse_schema(format: Body | None) -> object:
+def parse_schema(format: RequestBody | None) -> object:
     """Return the JSON schema of a response_format, None for plain text. Raises UsageError."""
     if format is None:
         return None
@@ -176,14 +176,14 @@ def parse_schema(format: Body | None) -> object:
     return dict(schema)
 
 
-def parse_tools(body: Body) -> "ToolUse | None":
+def parse_tools(body: RequestBody) -> "ToolUse | None":
     """Parse OpenAI's tools, tool_choice and parallel_tool_calls; only functions are used. Raises UsageError."""
     from localllm.generation.tools.tool_grammar import Tool, ToolUse
 
     tool_list, choice = body.get_list("tools") or (), body.get("tool_choice")
     parallel, options = body.get("parallel_tool_calls") is not False, parse_call_options(body)
     tools = list[Tool]()
-    for number, tool in enumerate(Body.of(value, "tools") for value in tool_list):
+    for number, tool in enumerate(RequestBody.parse(value, "tools") for value in tool_list):
         if (kind := tool.get_string("type")) in (None, "function"):
             tools.append(parse_function(tool))
         else:
@@ -194,7 +194,7 @@ def parse_tools(body: Body) -> "ToolUse | None":
     return ToolUse(tools, mode, parallel, allowed=allowed, **options)
 
 
-def parse_function(tool: Body, namespace: str | None = None) -> "Tool":
+def parse_function(tool: RequestBody, namespace: str | None = None) -> "Tool":
     from localllm.generation.tools.tool_grammar import NOTHING, Tool
 
     function = tool.get_object("function") or tool  # /v1/responses has the fields at this level
@@ -210,11 +210,11 @@ def flatten_name(namespace: str | None, name: str) -> str:
 
 def parse_tool_choice(choice: object) -> tuple[str, tuple[str, ...] | None]:
     """Convert a tool_choice to ToolUse's choice, and the allowed tools or None. Raises UsageError."""
-    if isinstance(choice, dict) and (body := Body(choice, "tool_choice")).get("type") not in MODES:
+    if isinstance(choice, dict) and (body := RequestBody(choice, "tool_choice")).get("type") not in MODES:
         if body.get("type") != "allowed_tools":
             return parse_tool_name(body), None
         inner = body.get_object("allowed_tools") or body
-        listed = [Body.of(tool, "tool_choice.tools") for tool in inner.require_list("tools")]
+        listed = [RequestBody.parse(tool, "tool_choice.tools") for tool in inner.require_list("tools")]
         mode = inner.get_choice("mode", ("auto", "required")) or "auto"
         return mode, tuple(parse_tool_name(tool) for tool in listed if tool.get("type") in ("function", "custom"))
     name = choice["type"] if isinstance(choice, dict) else choice
@@ -225,7 +225,7 @@ def parse_tool_choice(choice: object) -> tuple[str, tuple[str, ...] | None]:
     return MODES[name], None
 
 
-def parse_tool_name(body: Body) -> str:
+def parse_tool_name(body: RequestBody) -> str:
     """Return the tool's name from an object of tool_choice. Raises UsageError."""
     function = body.get_object("function") or body.get_object("custom") or body
     return flatten_name(function.get_string("namespace"), function.require_string("name"))

@@ -15,10 +15,10 @@ from localllm.frozen import frozen
 from localllm.server import listener
 from localllm.server.app import create_application
 from localllm.server.guard import AccessRules
-from localllm.server.http import Limits
+from localllm.server.http import ClientLimits
 from localllm.server.metrics import Metrics
 from localllm.server.model_pool import Find, ModelPool, NameOptions
-from localllm.server.service import Service
+from localllm.server.service import ServerContext
 from localllm.system.memory import get_available_memory
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class ServerSettings:
         memory: limit in bytes for all open models; None: the memory free now.  parallel: concurrent requests per model.
         grace: seconds for responses to end at shutdown.  keys, hosts, origins: see AccessRules.
         body, connections, answer_seconds, drops_turns, folders, cache_reuse,
-            suffix_first: see Limits.
+            suffix_first: see ClientLimits.
         strict_names: whether a single model is only available by its own name.
         idle_seconds: seconds without a request after which a model is unloaded; None: never.
         access_log: whether to print a line for each request.  ssl_certfile, ssl_keyfile: PEM files for TLS, or None.
@@ -80,9 +80,9 @@ def run_server(
     on_ready: called with the address. Raises LocalllmError, and KeyboardInterrupt for Ctrl-C.
     """
     host = f"[{setup.host}]" if ":" in setup.host else setup.host
-    tls = listener.Tls.of(setup.ssl_certfile, setup.ssl_keyfile)
+    tls = listener.TlsFiles.load(setup.ssl_certfile, setup.ssl_keyfile)
     sockets, address = open_sockets(setup, stack, "https" if tls else "http")
-    limits = Limits(
+    limits = ClientLimits(
         setup.body, answer_seconds=setup.answer_seconds, connections=setup.connections, drops_turns=setup.drops_turns,
         folders=setup.folders, cache_reuse=setup.cache_reuse, suffix_first=setup.suffix_first,
     )  # fmt: skip
@@ -108,7 +108,7 @@ def run_server(
         )  # fmt: skip
         pool.find = setup.find
         ending = listener.ShutdownOptions(setup.grace, stop_responses, warn)
-        app = create_application(Service(pool, metrics, limits), rules, warn if setup.access_log else None)
+        app = create_application(ServerContext(pool, metrics, limits), rules, warn if setup.access_log else None)
         server = listener.create_listener(app, limits, ending, tls)
         if len(setup.paths) == 1:
             async with pool.use(None):  # report errors of a single model at the start

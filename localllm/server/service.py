@@ -15,7 +15,7 @@ from localllm.generation.options import GenerationOptions
 from localllm.generation.request import Completion, Request
 from localllm.images.parts import get_text, list_image_parts
 from localllm.server.attachments import resolve_images
-from localllm.server.http import Limits, RequestTimeoutError
+from localllm.server.http import ClientLimits, RequestTimeoutError
 from localllm.server.metrics import Metrics
 from localllm.server.model_pool import ModelPool
 from localllm.server.worker import Subscriber, TokenEvent, Worker
@@ -49,7 +49,7 @@ class GenerateRequest:
 
 
 @dataclass
-class Usage:
+class TokenUsage:
     """Token counts of a request: prompt, cached part of the prompt, completion, and reasoning in the completion."""
 
     prompt: int = 0
@@ -77,11 +77,11 @@ class ResponseStream:
         name: str,
         worker: Worker,
         generate_request: GenerateRequest,
-        limits: Limits,
+        limits: ClientLimits,
         stack: AsyncExitStack,
         defaults: AnswerDefaults | None = None,
     ):
-        self.name, self.model, self.usage, self.dropped = name, worker.model, Usage(), 0
+        self.name, self.model, self.usage, self.dropped = name, worker.model, TokenUsage(), 0
         self._defaults = defaults
         self._worker, self._generate_request, self._stack = worker, generate_request, stack
         self._seconds, self._drops, self._folders = limits.answer_seconds, limits.drops_turns, limits.folders
@@ -112,8 +112,8 @@ class ResponseStream:
         for prompt in resolve_prompt_images(prompts, self._folders):
             request = self._build_truncated_request(prompt) if self._drops else self._build_request(prompt)
             request.task.require_room(self.model.context)
-            request.task.guide(self.model.tokenizer, self._vocab)
-            request.task.adapter_scales(self.model.engine)
+            request.task.create_state(self.model.tokenizer, self._vocab)
+            request.task.resolve_adapter_scales(self.model.engine)
             requests.append(request)
         return requests
 
@@ -174,9 +174,9 @@ class ResponseStream:
         """Vocabulary size under which the batch looks up compiled grammars."""
         return min(self.model.engine.vocab_size, self.model.tokenizer.vocab_size)
 
-    async def events(self) -> AsyncGenerator[tuple[int, TokenEvent]]:
+    async def stream_events(self) -> AsyncGenerator[tuple[int, TokenEvent]]:
         """Yield all events, each with its choice's index over all prompts. Raises LocalllmError."""
-        source = merge_streams([subscriber.events() for subscriber in self._subscribers])
+        source = merge_streams([subscriber.stream_events() for subscriber in self._subscribers])
         end = None if self._seconds is None else asyncio.get_running_loop().time() + self._seconds
         try:
             while (item := await get_next_before(source, end)) is not None:
@@ -189,18 +189,18 @@ class ResponseStream:
         for subscriber in self._subscribers:
             self.usage.count(subscriber.request)
 
-    def prompts(self) -> list[tuple[Prompt | Infill, list[int]]]:
+    def list_prompts(self) -> list[tuple[Prompt | Infill, list[int]]]:
         """Return each prompt as the client sent it, and its token ids."""
         request_prompts = self._generate_request.prompts
         return [(prompt, each.request.prompt) for prompt, each in zip(request_prompts, self._subscribers, strict=True)]
 
-    def count_usage(self) -> Usage:
-        usage = Usage()
+    def count_usage(self) -> TokenUsage:
+        usage = TokenUsage()
         for subscriber in self._subscribers:
             usage.count(subscriber.request)
         return usage
 
-    def completion(self) -> Completion:
+    def get_completion(self) -> Completion:
         return self._subscribers[0].request.answers[0]
 
     def stop_string(self) -> str:
@@ -216,12 +216,12 @@ class ResponseStream:
 
 
 @dataclass
-class Service:
+class ServerContext:
     """The models and limits that all requests share."""
 
     pool: ModelPool
     metrics: Metrics
-    limits: Limits = field(default_factory=Limits)
+    limits: ClientLimits = field(default_factory=ClientLimits)
 
     async def start(self, generate_request: GenerateRequest, keep_seconds: float | None = None) -> ResponseStream:
         """Start a response, which the caller closes; keep_seconds: see ModelPool.use. Raises LocalllmError."""
@@ -292,7 +292,7 @@ def require_known_tokens(ids: Sequence[object], vocab: int, name: str) -> list[i
 
 def require_size(size: int, model: "Model") -> None:
     """Raise ContextError for a prompt with more bytes than the context could hold."""
-    if size > (limit := model.tokenizer.most_bytes(model.context)):
+    if size > (limit := model.tokenizer.compute_max_bytes(model.context)):
         fitting = f"at most {limit} fit in a context of {model.context} tokens"
         raise ContextError(f"the prompt has {size} bytes, but {fitting}; shorten it")
 
@@ -313,7 +313,7 @@ def resolve_prompt_images(prompts: Sequence[Prompt], folders: Sequence[str]) -> 
 
 def add_defaults(prompt: Prompt, defaults: AnswerDefaults | None) -> Prompt:
     """Add the default system and first messages of the model's name to a conversation."""
-    return defaults.conversation(prompt) if defaults and is_chat(prompt) else prompt
+    return defaults.build_conversation(prompt) if defaults and is_chat(prompt) else prompt
 
 
 def is_chat(prompt: Sequence[object]) -> TypeGuard[list[Message]]:

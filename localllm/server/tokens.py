@@ -10,18 +10,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm.errors import UsageError
-from localllm.server.fields import Body
+from localllm.server.fields import RequestBody
 from localllm.server.http import make_json_response, read_json
 from localllm.server.messages import parse_messages
 from localllm.server.openai_chat import make_extension_headers
 from localllm.server.request_options import apply_continuation, parse_options, parse_tools
-from localllm.server.service import Service, resolve_prompt_images
+from localllm.server.service import ServerContext, resolve_prompt_images
 from localllm.text.tokenizer import Tokenizer
 
 
-async def tokenize(service: Service, request: Request) -> Response:
+async def tokenize(service: ServerContext, request: Request) -> Response:
     """Encode `content`; return token ids, or objects with id and text if `with_pieces` is true."""
-    body = Body(await read_json(request, service.limits))
+    body = RequestBody(await read_json(request, service.limits))
     text, with_bos = body.require_string("content"), body.get_bool("add_special")
     has_pieces = body.get_bool("with_pieces")
     special = body.get_optional_bool("parse_special") is not False
@@ -32,23 +32,23 @@ async def tokenize(service: Service, request: Request) -> Response:
     return make_json_response({"tokens": tokens}, headers=make_extension_headers(body))
 
 
-async def detokenize(service: Service, request: Request) -> Response:
-    body = Body(await read_json(request, service.limits))
+async def detokenize(service: ServerContext, request: Request) -> Response:
+    body = RequestBody(await read_json(request, service.limits))
     tokens = require_token_ids(body.require_list("tokens"), "tokens")
     async with service.pool.use(body.get_string("model")) as worker:
         text = await asyncio.to_thread(worker.model.tokenizer.decode, tokens, True)
     return make_json_response({"content": text}, headers=make_extension_headers(body))
 
 
-async def apply_template(service: Service, request: Request) -> Response:
+async def apply_template(service: ServerContext, request: Request) -> Response:
     """Render `messages` with the chat template without generating; fields as in /v1/chat/completions."""
-    body = Body(await read_json(request, service.limits))
+    body = RequestBody(await read_json(request, service.limits))
     messages = parse_messages(body.require_list("messages"))
     options = apply_continuation(body, parse_options(body, None, None, parse_tools(body)), messages)
     defaults = service.pool.resolve(body.get_string("model")).options.defaults
     async with service.pool.use(body.get_string("model")) as worker:
         model = worker.model
-        (prompt,) = resolve_prompt_images([defaults.conversation(messages)], service.limits.folders)
+        (prompt,) = resolve_prompt_images([defaults.build_conversation(messages)], service.limits.folders)
         ids = (await asyncio.to_thread(model.session.request, prompt, defaults.complete(options))).prompt
     return make_json_response(
         {"prompt": model.tokenizer.decode(ids, special=True)}, headers=make_extension_headers(body)

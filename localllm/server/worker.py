@@ -64,7 +64,7 @@ class Subscriber:
         """Add an event (call this in the event loop); None: all completions have ended."""
         self._events.put_nowait(event)
 
-    async def events(self) -> AsyncIterator[TokenEvent]:
+    async def stream_events(self) -> AsyncIterator[TokenEvent]:
         """Yield events until all completions have ended; leaving early cancels them. Raises LocalllmError."""
         is_done = False
         try:
@@ -160,7 +160,7 @@ class Worker:
         while self._wait_for_work():
             try:
                 for finished in self._batch:
-                    self._after_step(finished)
+                    self._finish_step(finished)
                     if self._closing:
                         break
             except Exception as error:  # report it to all clients and continue serving
@@ -192,7 +192,7 @@ class Worker:
         if completion.finish_reason:
             del self._token_times[id(completion)]
 
-    def _after_step(self, finished: list[Request]) -> None:
+    def _finish_step(self, finished: list[Request]) -> None:
         for request in finished:
             if subscriber := self._subscribers.pop(id(request), None):
                 self._events.append((subscriber, request.error and add_partial_text(request.error, request)))

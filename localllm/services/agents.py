@@ -15,8 +15,8 @@ NO_KEY = "localllm"  # for agents that require a key although the server needs n
 
 
 @frozen
-class Provider:
-    """A server for an agent.
+class AgentServer:
+    """The server that an agent uses.
 
     Attributes:
         url: without /v1.  key: the API key, or NO_KEY.  model: its name.  context: in tokens, None if unknown.
@@ -42,10 +42,10 @@ class Agent:
 
     program: str
     install: str
-    configure: Callable[[Provider], AgentSettings]
+    configure: Callable[[AgentServer], AgentSettings]
 
 
-def configure_claude(provider: Provider) -> AgentSettings:
+def configure_claude(provider: AgentServer) -> AgentSettings:
     """Configure Claude Code. Source: https://docs.claude.com/en/docs/claude-code/settings (environment variables)."""
     names = ("MODEL", "DEFAULT_OPUS_MODEL", "DEFAULT_SONNET_MODEL", "DEFAULT_HAIKU_MODEL")
     return AgentSettings({
@@ -56,7 +56,7 @@ def configure_claude(provider: Provider) -> AgentSettings:
     })  # fmt: skip
 
 
-def configure_codex(provider: Provider) -> AgentSettings:
+def configure_codex(provider: AgentServer) -> AgentSettings:
     """Configure Codex. Source: https://github.com/openai/codex/blob/main/docs/config.md."""
     settings = {
         "name": "localllm",
@@ -72,7 +72,7 @@ def configure_codex(provider: Provider) -> AgentSettings:
     return AgentSettings({"LOCALLLM_API_KEY": provider.key}, arguments)
 
 
-def configure_opencode(provider: Provider) -> AgentSettings:
+def configure_opencode(provider: AgentServer) -> AgentSettings:
     """Configure OpenCode. Source: https://opencode.ai/docs/config and /docs/providers."""
     limit = {"limit": {"context": provider.context, "output": provider.context // 4}} if provider.context else {}
     described = {
@@ -84,13 +84,13 @@ def configure_opencode(provider: Provider) -> AgentSettings:
     return AgentSettings({"OPENCODE_CONFIG_CONTENT": json.dumps(config)})
 
 
-def configure_qwen(provider: Provider) -> AgentSettings:
+def configure_qwen(provider: AgentServer) -> AgentSettings:
     """Configure Qwen Code. Source: https://github.com/QwenLM/qwen-code (README, authentication)."""
     variables = {"BASE_URL": f"{provider.url}/v1", "API_KEY": provider.key, "MODEL": provider.model}
     return AgentSettings({f"OPENAI_{name}": value for name, value in variables.items()}, ["--auth-type", "openai"])
 
 
-def configure_aider(provider: Provider) -> AgentSettings:
+def configure_aider(provider: AgentServer) -> AgentSettings:
     """Configure aider. Source: https://aider.chat/docs/llms/openai-compat.html."""
     return AgentSettings(
         {"OPENAI_API_BASE": f"{provider.url}/v1", "OPENAI_API_KEY": provider.key},
@@ -98,7 +98,7 @@ def configure_aider(provider: Provider) -> AgentSettings:
     )
 
 
-def configure_mini(provider: Provider) -> AgentSettings:
+def configure_mini(provider: AgentServer) -> AgentSettings:
     """Configure mini-SWE-agent. Source: https://mini-swe-agent.com/latest/models/local_models."""
     extra = {"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors"}
     variables = {"OPENAI_API_BASE": f"{provider.url}/v1", "OPENAI_API_KEY": provider.key, **extra}
@@ -115,9 +115,9 @@ AGENTS = {
 }
 
 
-def find_provider(url: str, key: str | None, model: str | None) -> Provider:
+def find_provider(url: str, key: str | None, model: str | None) -> AgentServer:
     """Return a server's model; model: its name, None for the first. Raises EndpointError, UsageError if missing."""
-    endpoint = Endpoint.of(url, key)
+    endpoint = Endpoint.parse(url, key)
     try:
         models = as_objects(endpoint.get("/props").get("models"))
     except EndpointError as error:
@@ -126,4 +126,4 @@ def find_provider(url: str, key: str | None, model: str | None) -> Provider:
     name = model or next(iter(served), "")
     if name not in served:
         raise UsageError(f"{url} does not serve model {name}; available: {', '.join(served)}")
-    return Provider(endpoint.url.removesuffix("/v1"), key or NO_KEY, name, served[name])
+    return AgentServer(endpoint.url.removesuffix("/v1"), key or NO_KEY, name, served[name])

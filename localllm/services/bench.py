@@ -233,7 +233,7 @@ class Bench:
             ) as model:
                 model.engine.prepare_all()
                 self.model = describe_model(model)
-                costs = MatrixCosts.of_file(model.file)
+                costs = MatrixCosts.from_file(model.file)
                 runner = SpeedTestRunner(model.sequence(), count, costs, self._on_step, model.engine.limits)
                 for test in tests:
                     yield runner.measure(test, repetitions)

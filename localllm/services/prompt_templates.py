@@ -46,7 +46,7 @@ class PromptTemplate:
     def is_own(self) -> bool:
         return self.path.parent == own_folder()
 
-    def words(self, excluded: Container[str] = ()) -> list[str]:
+    def list_arguments(self, excluded: Container[str] = ()) -> list[str]:
         """Return the template's options as command-line arguments, except those in `excluded`."""
         arguments = list[str]()
         for name, value in self.options:

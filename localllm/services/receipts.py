@@ -28,7 +28,7 @@ from localllm.files.safe_file import SafeFile
 from localllm.generation.options import CALLABLES, GenerationOptions
 from localllm.generation.sampling.options import DEFAULTS, SamplingOptions
 from localllm.generation.speculation.acceptance import Drafter
-from localllm.kernels.build.objects import object_folder
+from localllm.kernels.build.objects import get_object_folder
 from localllm.kernels.machine import get_lane
 from localllm.services.bench import describe_processor
 from localllm.system.cpu import get_system_name
@@ -134,14 +134,14 @@ def get_open_arguments(model: "Model", chat_template: str | None) -> dict[str, o
         "threads": model.engine.thread_count,
         "kv_type": f"k={kv_type.keys},v={kv_type.values}",
         **({"rope": asdict(model.engine.rope)} if model.engine.rope else {}),
-        **({"lora": adapters_of(model)} if model.engine.adapters else {}),
+        **({"lora": describe_adapters(model)} if model.engine.adapters else {}),
         **({"control_vectors": describe_vectors(model)} if model.engine.control_vectors else {}),
         **({"control_layers": model.engine.control_layers} if model.engine.control_vectors else {}),
         "chat_template": chat_template and model.session.template.source,
     }
 
 
-def adapters_of(model: "Model") -> list[dict[str, object]]:
+def describe_adapters(model: "Model") -> list[dict[str, object]]:
     """Describe the adapters of a model, with the scales that its answers have by default."""
     scales = [*model.engine.adapter_scales, *[0.0] * len(model.engine.adapters)]
     pairs = zip(model.engine.adapters, scales, strict=False)
@@ -159,7 +159,7 @@ def describe_environment(model: "Model") -> dict[str, object]:
     return {
         **{name: version(name) for name in PACKAGES}, "python": sys.version.split()[0], "system": get_system_name(),
         "processor": describe_processor(), "device": model.engine.device,
-        "instructions": " ".join(sorted(INSTRUCTIONS & get_lane().features)), "kernels": object_folder().name,
+        "instructions": " ".join(sorted(INSTRUCTIONS & get_lane().features)), "kernels": get_object_folder().name,
     }  # fmt: skip
 
 
@@ -288,7 +288,7 @@ def find_difference(old_result: Receipt, new_result: Receipt) -> str | None:
     for number, (old_answer, new_answer) in enumerate(zip(old, new, strict=True), 1):
         if old_answer["text"] != new_answer["text"]:
             character, token = (
-                common_prefix_length(old_answer.get(name, ()), new_answer[name]) for name in ("text", "tokens")
+                count_common_prefix(old_answer.get(name, ()), new_answer[name]) for name in ("text", "tokens")
             )
             texts = (repr(answer["text"][character : character + SHOWN]) for answer in (old_answer, new_answer))
             place = f"answer {number}, " if len(old) > 1 else ""
@@ -302,5 +302,5 @@ def get_answers(result: Receipt) -> list[Receipt]:
     return answers
 
 
-def common_prefix_length(first: Sequence[object], second: Sequence[object]) -> int:
+def count_common_prefix(first: Sequence[object], second: Sequence[object]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))

@@ -66,7 +66,7 @@ class SavedChat:
     messages: list[SessionLine] = field(default_factory=list)
     trunk: str = ""
 
-    def lines(self) -> bytes:
+    def serialize(self) -> bytes:
         header = {"session": VERSION, "created": self.created, "model": asdict(self.model), "settings": self.settings}
         trunk = {"trunk": self.trunk} if self.trunk else {}
         return b"".join(encode_line(line) for line in ({**header, **trunk}, *self.messages))
@@ -94,7 +94,7 @@ def get_path(name: str) -> Path:
     return get_folder() / (name + ENDING)
 
 
-def session_exists(name: str) -> bool:
+def has_session(name: str) -> bool:
     return get_path(name).is_file()
 
 
@@ -228,7 +228,7 @@ class SessionFile:
         self.is_written = False
         create_private_folder(get_folder())
         with SafeFile(self._path) as file:
-            file.write(self.chat.lines())
+            file.write(self.chat.serialize())
         self.is_written = True
 
     def close(self) -> None:
@@ -300,7 +300,7 @@ def list_sessions() -> list[ListedSession]:
     return listed
 
 
-def latest_name() -> str:
+def find_latest_name() -> str:
     """Return the name of the most recent session. Raises UsageError without sessions."""
     recent = list_names()
     if not recent:

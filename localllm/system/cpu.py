@@ -173,7 +173,7 @@ def read_text(path: str) -> str:
 def count_cores(content: bytes, affinity: int) -> int:
     """Count Windows' cores in the affinity mask.
 
-    content: from `windows_cores`.  affinity: one bit per processor of the first group.
+    content: from `read_windows_cores`.  affinity: one bit per processor of the first group.
     """
     return sum(not affinity or any(mask & affinity for mask in masks) for _, masks in iter_core_records(content))
 

@@ -241,11 +241,11 @@ def write_at(descriptor: int, data: memoryview, position: int) -> int:
 
 
 def open_nameless_file(folder: str) -> int:
-    """Create a file that disappears when closed, unless `give_name` is called; return its descriptor.
+    """Create a file that disappears when closed, unless `link_nameless_file` is called; return its descriptor.
 
     Raises OSError where the operating system does not support this.
     """
-    if not hasattr(os, "O_TMPFILE") or not os.path.isdir("/proc/self/fd"):  # `give_name` links from this folder
+    if not hasattr(os, "O_TMPFILE") or not os.path.isdir("/proc/self/fd"):  # link_nameless_file needs it
         raise OSError
     return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
 

@@ -38,9 +38,9 @@ class MemoryRegion:
         self.buffer: mmap.mmap | ctypes.Array[ctypes.c_uint8]
         self.is_whole = whole or sys.platform != "win32"
         if sys.platform == "win32":
-            self.address = virtual_alloc(0, size, RESERVE | (COMMIT if whole else 0))
+            self.address = allocate_virtual(0, size, RESERVE | (COMMIT if whole else 0))
             self.buffer = (ctypes.c_uint8 * size).from_address(self.address)
-            weakref.finalize(self.buffer, virtual_free, self.address, 0, RELEASE).atexit = False
+            weakref.finalize(self.buffer, free_virtual, self.address, 0, RELEASE).atexit = False
             return
         self.buffer = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
@@ -50,7 +50,7 @@ class MemoryRegion:
     def use(self, start: int, end: int) -> None:
         """Commit bytes [start, end); bytes in use keep their values. Raises OSError."""
         if not self.is_whole and start < end:
-            virtual_alloc(self.address + start, end - start, COMMIT)
+            allocate_virtual(self.address + start, end - start, COMMIT)
 
     def give_back(self, start: int, end: int) -> None:
         """Release the whole pages within bytes [start, end), which then read as zero. Raises OSError.
@@ -61,9 +61,9 @@ class MemoryRegion:
         if start >= end:
             return
         if sys.platform == "win32":
-            virtual_free(self.address + start, end - start, DECOMMIT)
+            free_virtual(self.address + start, end - start, DECOMMIT)
             if self.is_whole:
-                virtual_alloc(self.address + start, end - start, COMMIT)
+                allocate_virtual(self.address + start, end - start, COMMIT)
         elif sys.platform == "linux":
             assert isinstance(self.buffer, mmap.mmap)
             self.buffer.madvise(mmap.MADV_DONTNEED, start, end - start)
@@ -92,7 +92,7 @@ def replace_pages(address: int, size: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def virtual_alloc(address: int, size: int, kind: int) -> int:
+def allocate_virtual(address: int, size: int, kind: int) -> int:
     """Reserve or commit memory on Windows, readable and writable. Raises OSError."""
     allocate = load_kernel32().VirtualAlloc
     allocate.restype = ctypes.c_void_p
@@ -103,7 +103,7 @@ def virtual_alloc(address: int, size: int, kind: int) -> int:
     return int(allocated)
 
 
-def virtual_free(address: int, size: int, kind: int) -> None:
+def free_virtual(address: int, size: int, kind: int) -> None:
     """Decommit or release memory on Windows."""
     free = load_kernel32().VirtualFree
     free.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint32]

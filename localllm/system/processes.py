@@ -23,7 +23,7 @@ TIME_LIMIT_EXIT_CODE = (
 )
 PAGE_ERROR = 0xC0000006  # Windows: EXCEPTION_IN_PAGE_ERROR
 
-# LLVM IR of the handler for `on_bad_page`, which writes @length bytes of @message to stderr and ends the process.
+# LLVM IR of the handler for `handle_bad_pages`, which writes @length bytes of @message to stderr and ends the process.
 POSIX_HANDLER = """
 declare i64 @write(i32, ptr, i64)
 declare void @_exit(i32)
@@ -143,7 +143,7 @@ def handle_termination(handler: "Callable[[int, FrameType | None], object]") -> 
 
 
 def restore_termination() -> None:
-    """Let the signals of `on_termination` end the process at once again."""
+    """Undo `handle_termination`: its signals end the process immediately again."""
     for number in list_fatal_signals():
         signal.signal(number, signal.SIG_DFL)
 
@@ -395,11 +395,11 @@ class PipeReader:
                 else:
                     self._data += piece[: self._most - len(self._data)]
 
-    def text(self) -> str:
+    def get_text(self) -> str:
         """Return the kept data, with a note if some was dropped."""
         note = f"\n[cut: of {self.size} bytes]" if self.size > len(self._data) and not self._keeps_end else ""
         return bytes(self._data).decode(errors="replace") + note
 
     def get_last_line(self) -> str:
         """Return the last line that is not empty, or ""."""
-        return next((line.strip() for line in reversed(self.text().splitlines()) if line.strip()), "")
+        return next((line.strip() for line in reversed(self.get_text().splitlines()) if line.strip()), "")

@@ -13,11 +13,11 @@ UTF_8 = 65001  # Windows' code page
 # Paths of the terminal's keyboard and screen, independent of redirected standard streams.
 KEYBOARD_PATH, SCREEN_PATH = ("CONIN$", "CONOUT$") if sys.platform == "win32" else ("/dev/tty", "/dev/tty")
 ECHO_AND_LINES, VT_OUTPUT = 0x2 | 0x4, 0x4  # Windows: bits of the modes of a console's input and output
-# Functions that leave each entered block of raw_keys, and re-enter it.
+# Functions that leave each entered block of use_raw_keys, and re-enter it.
 _blocks: list[tuple[Callable[[], None], Callable[[], None]]] = []
 
 
-class Stream(Protocol):
+class DescriptorStream(Protocol):
     """A stream with a file descriptor."""
 
     def fileno(self) -> int: ...
@@ -38,7 +38,7 @@ def set_up_streams(*streams: TextIO | None) -> None:
     ctypes.WinDLL("kernel32").SetConsoleOutputCP(UTF_8)
 
 
-def is_console(stream: Stream) -> bool:
+def is_console(stream: DescriptorStream) -> bool:
     """Return whether a stream whose isatty is true is a terminal; on Windows, isatty is true for NUL, too."""
     if sys.platform != "win32":
         return True
@@ -46,7 +46,7 @@ def is_console(stream: Stream) -> bool:
 
 
 @cache
-def supports_escapes(*streams: Stream) -> bool:
+def supports_escapes(*streams: DescriptorStream) -> bool:
     """Return whether all consoles among the streams interpret escape sequences, unlike Windows' before 2016."""
     if sys.platform != "win32":
         return True
@@ -54,7 +54,7 @@ def supports_escapes(*streams: Stream) -> bool:
     return all(mode & VT_OUTPUT for mode in modes)
 
 
-def get_console_mode(stream: Stream) -> int | None:
+def get_console_mode(stream: DescriptorStream) -> int | None:
     """Return the mode of a Windows console, or None for another stream."""
     import ctypes
     import msvcrt
@@ -68,7 +68,7 @@ def get_console_mode(stream: Stream) -> int | None:
     return mode.value if is_console else None
 
 
-def set_console_mode(stream: Stream, mode: int) -> None:
+def set_console_mode(stream: DescriptorStream, mode: int) -> None:
     """Set the mode of a Windows console."""
     import ctypes
     import msvcrt
@@ -83,7 +83,7 @@ def is_reader_gone(error: OSError) -> bool:
     return isinstance(error, BrokenPipeError) or is_windows
 
 
-def is_silent(stream: Stream | None, seconds: float) -> bool:
+def is_silent(stream: DescriptorStream | None, seconds: float) -> bool:
     """Return whether neither data nor the end of a stream arrives within `seconds`; False if unknown."""
     if stream is None:
         return False
@@ -116,7 +116,7 @@ def is_pipe_silent(number: int, seconds: float) -> bool:
     return False
 
 
-def discard_input(keys: Stream) -> None:
+def discard_input(keys: DescriptorStream) -> None:
     """Discard keys that were typed but not read."""
     if sys.platform == "win32":
         import msvcrt
@@ -130,7 +130,7 @@ def discard_input(keys: Stream) -> None:
         termios.tcflush(keys, termios.TCIFLUSH)
 
 
-def echoes_keys(stream: Stream) -> bool:
+def echoes_keys(stream: DescriptorStream) -> bool:
     """Return whether the terminal echoes typed keys; editors and shells that host programs may do so instead."""
     if sys.platform == "win32":
         return True
@@ -144,7 +144,7 @@ def echoes_keys(stream: Stream) -> bool:
 
 @contextmanager
 def use_raw_keys(
-    stream: Stream, leave: Callable[[], None] = lambda: None, come_back: Callable[[], None] = lambda: None
+    stream: DescriptorStream, leave: Callable[[], None] = lambda: None, come_back: Callable[[], None] = lambda: None
 ) -> Iterator[bool]:
     """Turn off echo and line editing in the block; yield whether that worked.
 
@@ -194,14 +194,14 @@ def use_raw_keys(
 
 
 def restore_terminal() -> None:
-    """Restore the terminal's mode within blocks of raw_keys, since the process is about to end."""
+    """Restore the terminal's mode within blocks of use_raw_keys, since the process is about to end."""
     for give_up, _ in reversed(_blocks):
         give_up()
 
 
 @contextmanager
 def use_normal_keys() -> Iterator[None]:
-    """Restore the terminal's mode in the block, to ask a question within blocks of raw_keys."""
+    """Restore the terminal's mode in the block, to ask a question within blocks of use_raw_keys."""
     restore_terminal()
     try:
         yield
@@ -211,7 +211,7 @@ def use_normal_keys() -> Iterator[None]:
 
 
 @contextmanager
-def use_raw_console_keys(stream: Stream) -> Iterator[bool]:
+def use_raw_console_keys(stream: DescriptorStream) -> Iterator[bool]:
     """Turn off echo and line editing of a Windows console in the block; yield whether that worked."""
     if (mode := get_console_mode(stream)) is None:
         yield False

@@ -29,14 +29,14 @@ class ClipTokenizer:
     def __init__(self, metadata: Mapping[str, object], path: str = ""):
         """Read the vocabulary. Raises ModelError if it is not CLIP's."""
         keys = MetadataReader(metadata, "tokenizer.ggml.", path)
-        self.pieces = keys.strings("tokens")
+        self.pieces = keys.read_strings("tokens")
         ids = {piece: number for number, piece in enumerate(self.pieces)}
         if len(ids) < len(self.pieces) or START not in ids or END not in ids:
-            raise keys.error(f"tokenizer.ggml.tokens must be distinct and contain {START} and {END}")
-        merges = keys.strings("merges") if keys.has("merges") else None
+            raise keys.make_error(f"tokenizer.ggml.tokens must be distinct and contain {START} and {END}")
+        merges = keys.read_strings("merges") if keys.has("merges") else None
         pairs = derive_merges(self.pieces) if merges is None else [split_merge(keys, each) for each in merges]
         if any(part not in ids for pair in pairs for part in (*pair, "".join(pair))):
-            raise keys.error("tokenizer.ggml.merges: every merge must join two tokens into a token")
+            raise keys.make_error("tokenizer.ggml.merges: every merge must join two tokens into a token")
         self._start, self._end, self._tokenizer = ids[START], ids[END], build_bpe(ids, pairs)
 
     def encode(self, text: str) -> list[int]:
@@ -48,7 +48,9 @@ def split_merge(keys: MetadataReader, merge: str) -> tuple[str, str]:
     """Split a merge into its two subwords. Raises ModelError."""
     left, _, right = merge.partition(" ")
     if not left or not right:
-        raise keys.error(f"tokenizer.ggml.merges: a merge must be two tokens separated by a space, not {merge[:40]!r}")
+        raise keys.make_error(
+            f"tokenizer.ggml.merges: a merge must be two tokens separated by a space, not {merge[:40]!r}"
+        )
     return left, right
 
 

@@ -38,12 +38,12 @@ class WordPieceTokenizer(SubwordTokenizer):
         """Split at white space."""
         return [chunk for chunk in SPACE.split(text) if chunk]
 
-    def _tokens(self, word: str) -> list[int]:
+    def _encode_word_pieces(self, word: str) -> list[int]:
         if ASCII_WORD.fullmatch(word):
-            return self._pieces(word.lower() if self._lower else word)
-        return [token for part in self._parts(word) for token in self._pieces(part)]
+            return self._encode_normalized(word.lower() if self._lower else word)
+        return [token for part in self._split_chunk(word) for token in self._encode_normalized(part)]
 
-    def _parts(self, chunk: str) -> list[str]:
+    def _split_chunk(self, chunk: str) -> list[str]:
         """Split into normalized words, and single punctuation and Chinese characters."""
         parts: list[str] = []
         normalized = "".join(character for character in chunk if not is_control(character))
@@ -62,7 +62,7 @@ class WordPieceTokenizer(SubwordTokenizer):
         # Character by character, since str.lower() writes a final sigma as ς.
         return "".join([character.lower() for character in piece]) if self._lower else piece
 
-    def _pieces(self, word: str) -> list[int]:
+    def _encode_normalized(self, word: str) -> list[int]:
         """Encode a normalized word."""
         if len(word) > MAX_WORD:
             return self._unknown
@@ -115,7 +115,7 @@ class RwkvTokenizer(SubwordTokenizer):
             more_bytes = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise ModelError(f"tokenizer.ggml.tokens must contain every byte, but lacks {missing[0]:#04x}{more_bytes}")
 
-    def _tokens(self, word: str) -> list[int]:
+    def _encode_word_pieces(self, word: str) -> list[int]:
         data, ids, at = word.encode(), self._ids, 0
         tokens = []
         while at < len(data):

@@ -108,7 +108,7 @@ def iter_arrangements(messages: Sequence[Message], keeps_system: KeepsSystem) ->
         shorten_ids,
         merge_neighbours,
         alternate_roles,
-        lead_systems,
+        move_systems_first,
         alternate_roles,
         ensure_user,
     ):
@@ -146,10 +146,10 @@ def arrange_systems(messages: Sequence[Message], keeps_system: KeepsSystem) -> S
     places = {LAST if is_last(turns, place) else BETWEEN for place, message in enumerate(turns) if is_system(message)}
     if all(keeps_system(min(len(head), 1), place) for place in places):
         return [*head, *turns] if len(head) != count else messages
-    return lead_systems([*head, *turns])
+    return move_systems_first([*head, *turns])
 
 
-def lead_systems(messages: Sequence[Message]) -> list[Message]:
+def move_systems_first(messages: Sequence[Message]) -> list[Message]:
     """Return the conversation with all system messages at its beginning."""
     count = count_leading_systems(messages)
     leading, moved = move_systems(messages[count:])

@@ -159,7 +159,7 @@ PRETOKENIZERS: dict[str, PreTokenizer] = {name: family for names, family in _FAM
 
 
 Splitter = Callable[[str], list[str]]
-WINDOW, MARGIN = 1 << 18, 1 << 12  # characters: see `in_windows`
+WINDOW, MARGIN = 1 << 18, 1 << 12  # characters: see `split_in_windows`
 
 
 def make_splitter(steps: Iterable[str | DigitGroups]) -> Splitter:
@@ -208,13 +208,13 @@ def split_in_windows(cut: Splitter, text: str) -> list[str]:
     at = 0
     while len(text) - at > WINDOW:
         words = cut(text[at : at + WINDOW])
-        finished = _count_kept(words)
+        finished = _count_final_words(words)
         window_words += words[:finished]
         at += sum(map(len, words[:finished]))
     return window_words + cut(text[at:])
 
 
-def _count_kept(words: list[str]) -> int:
+def _count_final_words(words: list[str]) -> int:
     """Return how many words of a window to keep, at least one.
 
     If possible, the last one ends with a letter and is followed by a space or newline: no expression matches across

@@ -258,7 +258,7 @@ def compile_template(source: str, strict: bool = False) -> Template:
 def render_template(template: Template, variables: dict[str, object]) -> str:
     """Render a template.
 
-    Raises RefusalError, LimitError, and any error that the code in a template can raise.
+    Raises TemplateRefusalError, LimitError, and any error that the code in a template can raise.
     """
     reset_limits()
     pieces, length = [], 0

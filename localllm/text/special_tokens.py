@@ -1,8 +1,8 @@
 """Special tokens in text: find them in a template's output, and escape them in the messages it gets.
 
 A template puts its own markers, such as <|im_end|>, and the messages into one string, but only the template's markers
-may become tokens. Before rendering, `Markers` inserts a BREAK character into each marker in the messages;
-Tokenizer.encode_rendered removes it after `SpecialTokens` has found the tokens. Both find candidates with a regular
+may become tokens. Before rendering, `MarkerEscaper` inserts a BREAK character into each marker in the messages;
+Tokenizer.encode_rendered removes it after `SpecialTokenSplitter` found the tokens. Both find candidates with a regular
 expression of their first characters.
 """
 
@@ -48,7 +48,7 @@ class SpecialTokenSplitter:
         cuts, position = [], 0
         fragments: list[str | int] = []
         is_taken = bytearray(len(text))
-        for _, start, end in sorted(self._occurrences(text)):
+        for _, start, end in sorted(self._find_occurrences(text)):
             if (
                 is_taken[start] or is_taken[end - 1]
             ):  # checking both ends suffices, since earlier tokens are not shorter
@@ -65,7 +65,7 @@ class SpecialTokenSplitter:
             position = end
         return [*fragments, text[position:]] if position < len(text) else fragments
 
-    def _occurrences(self, text: str) -> Iterator[tuple[int, int, int]]:
+    def _find_occurrences(self, text: str) -> Iterator[tuple[int, int, int]]:
         """Yield every occurrence, including those inside others, as (rank, start, end)."""
         for place in self._places.finditer(text):
             start = place.start() - 1
@@ -114,7 +114,7 @@ def _group_by_first(strings: Collection[str]) -> list[tuple[str, set[str]]]:
     return sorted(rests.items())
 
 
-class Renderer(Protocol):
+class ChatRenderer(Protocol):
     """An object that renders a conversation as ChatTemplate does; tags: see ChatTemplate."""
 
     @property
@@ -138,7 +138,7 @@ class MarkerEscaper:
 
     def render(
         self,
-        template: Renderer,
+        template: ChatRenderer,
         messages: Sequence[Mapping[str, object]],
         reasoning: tuple[str, str] | None = None,
         /,
@@ -165,10 +165,10 @@ class MarkerEscaper:
         if broken == shattered:
             return text
         safe = template.render(shattered[0], **shattered[1])
-        pairs = zip_longest(self._occurrences(text), self._occurrences(safe))
+        pairs = zip_longest(self._find_occurrences(text), self._find_occurrences(safe))
         return text if all(first == second for first, second in pairs) else safe
 
-    def _occurrences(self, text: str) -> Iterator[str]:
+    def _find_occurrences(self, text: str) -> Iterator[str]:
         """Yield the control tokens' texts that occur in a text, in order."""
         for place in self._heads.finditer(text):
             start = place.start() - 1

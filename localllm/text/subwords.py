@@ -30,7 +30,7 @@ _CHARACTER_OF_BYTE |= {byte: 256 + n for n, byte in enumerate(sorted(set(range(2
 _BYTE_OF_CHARACTER = {chr(character): byte for byte, character in _CHARACTER_OF_BYTE.items()}
 
 S = TypeVar("S", str, bytes)
-WINDOW, MARGIN = 1 << 13, 1 << 9  # characters: see `merge_long`
+WINDOW, MARGIN = 1 << 13, 1 << 9  # characters: see `merge_in_windows`
 _CACHED_WORDS = 100_000
 _CACHED_LENGTH = 64  # characters; longer words rarely occur twice
 
@@ -81,14 +81,14 @@ def merge_in_windows(text: str, ranks: Mapping[str, float], joint: str) -> list[
     while len(text) - at > WINDOW:
         window = text[at : at + WINDOW]
         if window not in cached:
-            cached[window] = _select_kept(merge_symbols(list(window), ranks, joint))
+            cached[window] = _select_final_symbols(merge_symbols(list(window), ranks, joint))
         symbols, length = cached[window]
         merged += symbols
         at += length
     return merged + merge_symbols(list(text[at:]), ranks, joint)
 
 
-def _select_kept(symbols: list[str]) -> tuple[list[str], int]:
+def _select_final_symbols(symbols: list[str]) -> tuple[list[str], int]:
     """Return the symbols of a window to keep, at least one, and their length in characters."""
     ends = list(accumulate(map(len, symbols)))
     count = max(1, bisect_right(ends, WINDOW - MARGIN))
@@ -122,7 +122,7 @@ class SubwordTokenizer:
         return b""
 
     def _encode_word(self, word: str) -> list[int]:
-        tokens = self._tokens(word)
+        tokens = self._encode_word_pieces(word)
         if len(word) <= _CACHED_LENGTH:
             if len(self._words) >= _CACHED_WORDS:
                 self._words.clear()
@@ -132,7 +132,7 @@ class SubwordTokenizer:
     def _split_words(self, text: str) -> Iterable[str]:
         return [text] if text else []
 
-    def _tokens(self, word: str) -> list[int]:
+    def _encode_word_pieces(self, word: str) -> list[int]:
         raise NotImplementedError
 
     def _decode_piece(self, piece: str) -> bytes:
@@ -151,7 +151,7 @@ class ByteLevelTokenizer(SubwordTokenizer):
     def _split_words(self, text: str) -> Iterable[str]:
         return self._cut(text)
 
-    def _tokens(self, word: str) -> list[int]:
+    def _encode_word_pieces(self, word: str) -> list[int]:
         ids = self.vocabulary.ids
         characters = word.encode().decode("latin-1").translate(_CHARACTER_OF_BYTE)
         if self._ignore_merges and (token := ids.get(characters)) is not None:
@@ -188,7 +188,7 @@ class SentencePieceTokenizer(SubwordTokenizer):
         lines = re.findall(r"[^\n]+|\n+", text) if self._by_merges else [text]
         return (word for line in lines for word in self._boundary.split(line))
 
-    def _tokens(self, word: str) -> list[int]:
+    def _encode_word_pieces(self, word: str) -> list[int]:
         ids = self.vocabulary.ids
         if self._joins_lines and word.startswith("\n") and (token := ids.get(word)) is not None:
             return [token]

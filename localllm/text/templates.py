@@ -70,7 +70,7 @@ class ChatTemplate:
             raise ModelError(f"the chat template is invalid{_describe_line(error)}: {_describe_error(error)}") from None
 
     @classmethod
-    def of(cls, tokenizer: "Tokenizer", choice: str | None = None) -> Self:
+    def from_tokenizer(cls, tokenizer: "Tokenizer", choice: str | None = None) -> Self:
         """Return the chosen template, or the file's default template.
 
         choice: the name of one of the file's templates, or see choose_template.
@@ -136,7 +136,7 @@ class ChatTemplate:
 
     @cached_property
     def _needs_parts(self) -> bool:
-        """Whether contents must be lists of parts: vision models' templates may drop plain strings (SmolVLM)."""
+        """Return whether contents must be lists of parts: vision models' templates may drop plain strings (SmolVLM)."""
         if "type" not in self.source:
             return False
 
@@ -151,7 +151,7 @@ class ChatTemplate:
 
     @cached_property
     def _uses_functions(self) -> bool:
-        """Whether the template reads tools from a JSON string named `functions`, as Firefunction's does."""
+        """Return whether the template reads tools from a JSON string named `functions`, as Firefunction's does."""
         return bool(re.search(r"\bfunctions\b", self.source)) and not re.search(r"\btools\b", self.source)
 
     def _make_function_variables(self, tools: Any) -> dict[str, str]:
@@ -165,7 +165,7 @@ class ChatTemplate:
         return {"functions": functions, "datetime": datetime.now().strftime("%b %d %Y")}
 
     def _render(self, messages: Sequence[Message], variables: dict[str, object]) -> str:
-        """Render once. Raises ModelError, and RefusalError, which the caller handles."""
+        """Render once. Raises ModelError, and TemplateRefusalError, which the caller handles."""
         return self._render_messages([*map(_to_parts, messages)] if self._needs_parts else messages, variables)
 
     def _render_messages(self, messages: Sequence[Message], variables: dict[str, object]) -> str:

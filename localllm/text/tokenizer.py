@@ -91,7 +91,7 @@ class Tokenizer:
 
     @property
     def warnings(self) -> list[str]:
-        return [*self._oddities.lines(), *filter(None, [self._warning])]
+        return [*self._oddities.format_lines(), *filter(None, [self._warning])]
 
     @classmethod
     def from_file(cls, path: str | PathLike[str]) -> Self:
@@ -177,7 +177,7 @@ class Tokenizer:
 
     @cached_property
     def _special_ids(self) -> dict[str, int]:
-        return dict(self._unique_by_text(self._special_types))
+        return dict(self._deduplicate_by_text(self._special_types))
 
     @cached_property
     def _special(self) -> SpecialTokenSplitter:
@@ -195,9 +195,9 @@ class Tokenizer:
         return self._make_splitter(token for token in self._special_types if self.pieces[token] not in single)
 
     def _make_splitter(self, tokens: Iterable[int]) -> SpecialTokenSplitter:
-        return SpecialTokenSplitter(self._unique_by_text(tokens), self._strips_before, self._strips_after)
+        return SpecialTokenSplitter(self._deduplicate_by_text(tokens), self._strips_before, self._strips_after)
 
-    def _unique_by_text(self, tokens: Iterable[int]) -> Iterable[tuple[str, int]]:
+    def _deduplicate_by_text(self, tokens: Iterable[int]) -> Iterable[tuple[str, int]]:
         """Yield pairs of text and token, the first of several with the same text."""
         first: dict[str, int] = {}
         for token in tokens:
@@ -227,7 +227,7 @@ class Tokenizer:
             raise UsageError(f"token {token} does not exist: the vocabulary has {self.vocab_size} tokens")
         return self._subwords.token_bytes(token, special)
 
-    def most_bytes(self, tokens: int) -> int:
+    def compute_max_bytes(self, tokens: int) -> int:
         """Return the maximum bytes of UTF-8 that `tokens` tokens can decode to.
 
         Returns sys.maxsize if encoding strips white space (by normalization or special tokens), since there is no bound
@@ -255,6 +255,7 @@ class Tokenizer:
 
     if not TYPE_CHECKING:  # names of 0.3
         fragments, special_id = map(RenamedAttribute, ("split_special", "get_special_id"))
+        most_bytes = RenamedAttribute("compute_max_bytes")
 
     def _prepend_bos(self, tokens: list[int]) -> list[int]:
         return [self.bos_id, *tokens] if self.adds_bos and self.bos_id is not None else tokens
@@ -263,15 +264,15 @@ class Tokenizer:
 def _read_chat_template(keys: MetadataReader) -> str | None:
     """Return the file's default template. Raises ModelError."""
     if keys.has("chat_templates"):
-        keys.strings("chat_templates")
-    return keys.text("chat_template", "") or _read_named_templates(keys).get("default")
+        keys.read_strings("chat_templates")
+    return keys.read_text("chat_template", "") or _read_named_templates(keys).get("default")
 
 
 def _read_named_templates(keys: MetadataReader) -> dict[str, str]:
     """Return the file's other templates by name. Raises ModelError if one is not a string."""
     prefix = "tokenizer.chat_template."
     names = [key.removeprefix(prefix) for key in keys.metadata if key.startswith(prefix)]
-    return {name: text for name in names if (text := keys.text(f"chat_template.{name}"))}
+    return {name: text for name in names if (text := keys.read_text(f"chat_template.{name}"))}
 
 
 def _select_tokenizer_class(vocabulary: Vocabulary) -> type[SubwordTokenizer]:
@@ -323,7 +324,7 @@ def hash_vocabulary(metadata: Mapping[str, object]) -> str:
     import hashlib  # seldom needed
 
     keys = sorted(key for key in metadata if key.startswith("tokenizer."))
-    as_stored = metadata.fingerprint(*keys) if isinstance(metadata, Metadata) else None
+    as_stored = metadata.compute_fingerprint(*keys) if isinstance(metadata, Metadata) else None
     return as_stored or hashlib.sha256(repr([(key, metadata[key]) for key in keys]).encode()).hexdigest()
 
 

@@ -51,7 +51,7 @@ class UnigramTokenizer(SubwordTokenizer):
             text = ("▁" if begins else "") + text.replace(" ", "▁")
         return self._boundary.split(text) if text else []
 
-    def _tokens(self, word: str) -> list[int]:
+    def _encode_word_pieces(self, word: str) -> list[int]:
         tokens, end = [], len(word)
         starts = self._find_best_starts(word)
         while end > 0:
@@ -175,7 +175,7 @@ class PlamoTokenizer(SentencePieceTokenizer):
     def _split_words(self, text: str) -> Iterable[str]:
         return [text] if text else []
 
-    def _tokens(self, word: str) -> list[int]:
+    def _encode_word_pieces(self, word: str) -> list[int]:
         ends, tokens, at = self._find_best_ends(word), [], 0
         while at < len(word):
             end = abs(ends[at])

@@ -38,20 +38,21 @@ def read_special_id(keys: MetadataReader, name: str, count: int) -> int | None:
 
     An invalid id is noted in `oddities`.
     """
-    token = keys.raw(name + ID)
+    token = keys.read_raw(name + ID)
     if token is None or (is_integer(token) and token in NO_ID):
         return None
     if has_invalid_id(keys, name, count):
         keys.oddities.note(
-            f"{keys.key(name + ID)} is {token}, but there are only {count} tokens: ignored", keys.key(name + ID)
+            f"{keys.format_key(name + ID)} is {token}, but there are only {count} tokens: ignored",
+            keys.format_key(name + ID),
         )
         return None
-    return keys.whole(name + ID, None, 0, count - 1)
+    return keys.read_integer(name + ID, None, 0, count - 1)
 
 
 def has_invalid_id(keys: MetadataReader, name: str, count: int) -> bool:
     """Return whether the file's id of a special token, which is then ignored, exceeds the vocabulary."""
-    token = keys.raw(name + ID)
+    token = keys.read_raw(name + ID)
     return is_integer(token) and token >= count and token not in NO_ID
 
 
@@ -118,9 +119,9 @@ def read_more_ends(keys: MetadataReader, count: int) -> set[int]:
     """Read the additional end tokens; note ids beyond the vocabulary in `oddities`."""
     if not keys.has(MORE_ENDS):
         return set()
-    ids_found = keys.array(MORE_ENDS, "iu", "an array of integers").tolist()
+    ids_found = keys.read_array(MORE_ENDS, "iu", "an array of integers").tolist()
     if beyond := [token for token in ids_found if not 0 <= token < count]:
-        keys.oddities.note(f"{keys.key(MORE_ENDS)} has {beyond[0]}, but there are only {count} tokens: ignored")
+        keys.oddities.note(f"{keys.format_key(MORE_ENDS)} has {beyond[0]}, but there are only {count} tokens: ignored")
     return {token for token in ids_found if 0 <= token < count}
 
 
@@ -166,8 +167,8 @@ def find_stripping(
     GGUF does not store this: llama.cpp derives it from the model's name, pre-tokenizer and architecture.
     """
     general = MetadataReader(metadata, "general.")
-    name, architecture = str(general.raw("name", "")).lower(), general.text("architecture", "")
-    pre = MetadataReader(metadata, PREFIX).text("pre", "")
+    name, architecture = str(general.read_raw("name", "")).lower(), general.read_text("architecture", "")
+    pre = MetadataReader(metadata, PREFIX).read_text("pre", "")
     none: frozenset[int] = frozenset()
     special = UNKNOWN, CONTROL, USER_DEFINED
     if any(names in pre for names in _STRIPPING_PRE) or any(names in architecture for names in _STRIPPING_ARCH):
@@ -323,11 +324,11 @@ def read_vocabulary(metadata: Mapping[str, object], oddities: Irregularities | N
         end_ids=frozenset(ends),
         adds_bos=_adds_bos(keys, model, special["bos"], pretokenizer),
         adds_eos=_adds(keys, "eos", special["eos"], model in ("t5", "bert")),
-        adds_space=pretokenizer is None and model != "bert" and keys.flag("add_space_prefix", model == "llama"),
-        merges_spaces=model == "t5" and keys.flag("remove_extra_whitespaces", False),
+        adds_space=pretokenizer is None and model != "bert" and keys.read_flag("add_space_prefix", model == "llama"),
+        merges_spaces=model == "t5" and keys.read_flag("remove_extra_whitespaces", False),
         charsmap=_read_charsmap(keys) if model == "t5" else b"",
-        lowers=keys.flag("normalizer.lowercase", True),
-        strips_accents=keys.flag("normalizer.strip_accents", keys.flag("normalizer.lowercase", True)),
+        lowers=keys.read_flag("normalizer.lowercase", True),
+        strips_accents=keys.read_flag("normalizer.strip_accents", keys.read_flag("normalizer.lowercase", True)),
         strips_before=strips_left,
         strips_after=strips_right,
         warning="; ".join(filter(None, (lack, warning))) or None,
@@ -349,9 +350,9 @@ def _cache_strings(
 
 def _read_model(keys: MetadataReader) -> str:
     """Read the tokenizer model."""
-    model = keys.text("model")
+    model = keys.read_text("model")
     if not _NAME.fullmatch(model):
-        raise keys.wrong("model", "a name")
+        raise keys.make_value_error("model", "a name")
     if model in _UNSUPPORTED:
         raise UnsupportedError(f"the model's tokenizer ({model}, {_UNSUPPORTED[model]}) is not supported")
     if model not in _DEFAULTS:
@@ -361,9 +362,9 @@ def _read_model(keys: MetadataReader) -> str:
 
 def _read_pieces(keys: MetadataReader) -> list[str]:
     """Read the text of every token; an empty text, which cannot occur, gets a name."""
-    pieces = keys.strings("tokens")
+    pieces = keys.read_strings("tokens")
     if not pieces:
-        raise keys.wrong("tokens", "an array of strings")
+        raise keys.make_value_error("tokens", "an array of strings")
     return [piece or f"[EMPTY_{token}]" for token, piece in enumerate(pieces)] if "" in pieces else pieces
 
 
@@ -384,7 +385,9 @@ def _read_types(keys: MetadataReader, count: int) -> bytearray:
     types = _read_token_array(keys, "token_type", "iu", count)
     if not (types.min() >= UNDEFINED and types.max() <= BYTE):
         token = int(((types < UNDEFINED) | (types > BYTE)).argmax())
-        raise ModelError(f"{keys.key('token_type')}: expected {NORMAL} to {BYTE}, found {types[token]} (token {token})")
+        raise ModelError(
+            f"{keys.format_key('token_type')}: expected {NORMAL} to {BYTE}, found {types[token]} (token {token})"
+        )
     if undefined := int((types == UNDEFINED).sum()):  # llama.cpp does not decode them to text either
         first = int((types == UNDEFINED).argmax())
         keys.oddities.note(
@@ -401,15 +404,17 @@ def _read_scores(keys: MetadataReader, count: int, needed: bool) -> np.ndarray:
     scores = _read_token_array(keys, "scores", "f", count)
     if not np.isfinite(scores).all():
         token = int((~np.isfinite(scores)).argmax())
-        raise ModelError(f"{keys.key('scores')}: expected a finite number, found {scores[token]} (token {token})")
+        raise ModelError(
+            f"{keys.format_key('scores')}: expected a finite number, found {scores[token]} (token {token})"
+        )
     return scores
 
 
 def _read_token_array(keys: MetadataReader, name: str, kinds: str, count: int) -> np.ndarray:
     """Read an array with one value per token, [count], of these NumPy kinds."""
-    values = keys.array(name, kinds, f"an array of {'scores' if kinds == 'f' else 'integers'}")
+    values = keys.read_array(name, kinds, f"an array of {'scores' if kinds == 'f' else 'integers'}")
     if len(values) != count:
-        raise ModelError(f"{keys.key(name)}: expected {count} values, one per token, found {len(values)}")
+        raise ModelError(f"{keys.format_key(name)}: expected {count} values, one per token, found {len(values)}")
     return values
 
 
@@ -447,9 +452,9 @@ def _check_flags_and_ids(keys: MetadataReader, count: int) -> None:
     """Check flags and ids, including unused ones."""
     for name in _FLAGS:
         if keys.has(name):
-            keys.flag(name)
+            keys.read_flag(name)
     if keys.has("token_type_count"):
-        keys.whole("token_type_count", None, 0, (1 << 31) - 1)
+        keys.read_integer("token_type_count", None, 0, (1 << 31) - 1)
     for key in keys.metadata:
         if key.startswith(PREFIX) and key.endswith(ID):
             read_special_id(keys, key[len(PREFIX) : -len(ID)], count)
@@ -457,9 +462,9 @@ def _check_flags_and_ids(keys: MetadataReader, count: int) -> None:
 
 def _select_pretokenizer(keys: MetadataReader, model: str) -> tuple[PreTokenizer | None, str | None]:
     """Return the pre-tokenizer of a BPE vocabulary, and a warning if its name is missing or unknown."""
-    name = keys.text("pre", "")
+    name = keys.read_text("pre", "")
     if name and not _NAME.fullmatch(name):
-        raise keys.wrong("pre", "a name")
+        raise keys.make_value_error("pre", "a name")
     if model in _WITHOUT_WORDS:
         return None, None
     name = "gemma4" if model == "gemma4" else name
@@ -494,7 +499,7 @@ def _adds_bos(keys: MetadataReader, model: str, token: int | None, pretokenizer:
 
 def _adds(keys: MetadataReader, name: str, token: int | None, default: bool) -> bool:
     """Return whether the file requests a BOS or EOS token, and has one."""
-    flag = keys.flag(f"add_{name}_token", default)
+    flag = keys.read_flag(f"add_{name}_token", default)
     if flag and token is None and keys.has(key := f"add_{name}_token"):
         keys.oddities.note(f"{PREFIX}{key} is true, but the vocabulary has no {name} token: ignored", PREFIX + key)
     return flag and token is not None
@@ -504,15 +509,15 @@ def _read_charsmap(keys: MetadataReader) -> bytes:
     """Read the bytes of the precompiled charsmap; b"" without one."""
     if not keys.has("precompiled_charsmap"):
         return b""
-    data = keys.array("precompiled_charsmap", "iu", "an array of bytes")
+    data = keys.read_array("precompiled_charsmap", "iu", "an array of bytes")
     if data.dtype.itemsize != 1:
-        raise keys.wrong("precompiled_charsmap", "an array of bytes")
+        raise keys.make_value_error("precompiled_charsmap", "an array of bytes")
     return data.tobytes()
 
 
 def rank_merges(keys: MetadataReader, ids: Mapping[str, int], needed: bool) -> tuple[dict[str, float], bool]:
     """Rank each "left right" pair by its first position in the file; return the ranks, and check_merges."""
-    merges = keys.strings("merges") if needed or keys.has("merges") else []
+    merges = keys.read_strings("merges") if needed or keys.has("merges") else []
     is_usual = check_merges(keys, merges, ids)
     return dict(zip(reversed(merges), range(len(merges) - 1, -1, -1), strict=True)), is_usual
 
@@ -525,7 +530,7 @@ def check_merges(keys: MetadataReader, merges: list[str], ids: Mapping[str, int]
     encoded as the tokens of its characters. Raises ModelError for an entry that is not a merge.
     """
     data, is_cached = keys.metadata, ids.keys()
-    mark = data.fingerprint(PREFIX + "tokens", PREFIX + "merges") if isinstance(data, Metadata) else None
+    mark = data.compute_fingerprint(PREFIX + "tokens", PREFIX + "merges") if isinstance(data, Metadata) else None
     if mark and is_recorded("merges", mark):
         return True
     # Sets and joined strings: a loop over the merges takes four times as long.

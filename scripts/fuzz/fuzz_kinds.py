@@ -178,13 +178,13 @@ class Places(HeaderReader):
         super().__init__(*given)
         self.places: list[tuple[int, int]] = []
 
-    def number(self, kind: struct.Struct) -> Any:
+    def read_number(self, kind: struct.Struct) -> Any:
         self.places.append((self.position, kind.size))
-        return super().number(kind)
+        return super().read_number(kind)
 
-    def array(self, depth: int, key: str = "") -> Any:
+    def read_array(self, depth: int, key: str = "") -> Any:
         start = self.position
-        found = super().array(depth, key)
+        found = super().read_array(depth, key)
         if self.data[start] == STRING:  # lengths of the first few
             position = start + 12
             for _ in range(min(20, UINT64.unpack_from(self.data, start + 4)[0])):
@@ -430,7 +430,7 @@ def anything(draw: random.Random, depth: int = 3) -> Any:
 
 def session(draw: random.Random, seeds: list[Path], path: Path) -> None:
     """Write a session with a line or some bytes changed."""
-    lines = [sessions.SavedChat().lines().strip(), *(json.dumps(line).encode() for line in MESSAGES)]
+    lines = [sessions.SavedChat().serialize().strip(), *(json.dumps(line).encode() for line in MESSAGES)]
     if draw.random() < 0.5:
         lines[draw.randrange(len(lines))] = json.dumps(anything(draw)).encode()
         path.write_bytes(b"\n".join(lines))
@@ -481,7 +481,9 @@ def imatrix(draw: random.Random, seeds: list[Path], path: Path) -> None:
     keys = {"general.type": "imatrix", draw.choice(["imatrix.chunk_size", "imatrix.datasets"]): value(draw)}
     names = draw.choice([(".in_sum2", ".counts"), (".in_sum2", ".count"), (".in_sum", ".counts")])
     write_gguf(
-        path, keys, [OutputTensor.of("a.weight" + end, data) for end, data in zip(names, (sums, counts), strict=True)]
+        path,
+        keys,
+        [OutputTensor.from_array("a.weight" + end, data) for end, data in zip(names, (sums, counts), strict=True)],
     )
     if draw.random() < 0.5:
         path.write_bytes(bytes_changed(draw, path.read_bytes()))

@@ -24,7 +24,7 @@ from localllm.engine.cpu.kernel_variants import VariantLoader
 from localllm.engine.cpu.lowering import VERBS, CpuTarget, optimize_graph
 from localllm.engine.cpu.program import TapeThreads
 from localllm.engine.lower.activation import ALL, Activation
-from localllm.engine.lower.header import Header
+from localllm.engine.lower.header import RunHeader
 from localllm.engine.lower.steps import StepBuilder, StepMemory
 from localllm.engine.lower.tape import Tape
 from localllm.engine.memory.cache import KVCache
@@ -47,9 +47,9 @@ class Product:
         tensor = SimpleNamespace(data=weights, format=format, nbytes=weights.nbytes)
         x, y = Activation(ALL, columns), Activation(ALL, rows)
         weight: Any = SimpleNamespace(tensor=tensor, name="weights", shape=(rows, columns))
-        target, self.header = CpuTarget(threads, in_tiles, VERBS), Header()
-        steps = StepBuilder(target, StepMemory(KVCache([], 64, KVType.of("f16")), None, self.header), {})
-        steps.new(x)
+        target, self.header = CpuTarget(threads, in_tiles, VERBS), RunHeader()
+        steps = StepBuilder(target, StepMemory(KVCache([], 64, KVType.parse("f16")), None, self.header), {})
+        steps.allocate(x)
         for operation in optimize_graph([Linear((x,), y, weight, None)], target):
             lower(steps, operation, target)
         self.tape = Tape(steps.all)

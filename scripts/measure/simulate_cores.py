@@ -25,7 +25,7 @@ from common import make_parser
 from localllm.api import open_model
 from localllm.engine.cpu import backend, lowering, program
 from localllm.engine.cpu.program import TapeThreads
-from localllm.engine.lower.tape import Buffer, Step, Tape
+from localllm.engine.lower.tape import Buffer, KernelStep, Tape
 from localllm.kernels.build.library import KernelLibrary
 from localllm.kernels.table import KERNELS
 
@@ -43,7 +43,7 @@ class StageTimer:
 
     made: "StageTimer"
 
-    def __init__(self, threads: TapeThreads, steps: Sequence[Step]):
+    def __init__(self, threads: TapeThreads, steps: Sequence[KernelStep]):
         self._threads, self._steps = threads, steps
         starts = [i for i, step in enumerate(steps) if not i or step.stage != steps[i - 1].stage]
         self._slices = list(zip(starts, [*starts[1:], len(steps)], strict=True))
@@ -69,12 +69,12 @@ class StageTimer:
         return [Stage(max(seconds - overhead, 0.0), parts, size) for seconds, parts, size in rows]
 
 
-def limit_of(step: Step) -> int:
+def limit_of(step: KernelStep) -> int:
     """Return the count that limits a step's parts in the current run."""
     return step.parts if step.count is None else int(step.count.flat[0])
 
 
-def weight_bytes(step: Step) -> int:
+def weight_bytes(step: KernelStep) -> int:
     weights = step.arguments.get("weights")
     return weights.nbytes if isinstance(weights, np.ndarray) else 0
 
@@ -105,7 +105,7 @@ def seconds_of_nothing(threads: int, stages: int = 2000) -> tuple[float, float]:
         for number in range(count):
             rows = {"count": np.zeros(1, np.int64), "x": memory, "y": memory, "stride": 64, "columns": 16}
             rows |= {name: 1 for name in KERNELS["scale"].arguments._fields if name not in rows}
-            tape.append(Step("scale", rows, threads, None, buffer if number else [], buffer))
+            tape.append(KernelStep("scale", rows, threads, None, buffer if number else [], buffer))
         walkers = TapeThreads(threads, library.addresses, tape.finish(library.addresses), keep=(library, tape))
         seconds = []
         for _ in range(30):

@@ -22,7 +22,7 @@ os.environ["NUMBA_ENABLE_CUDASIM"] = "0"
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from localllm.kernels.cuda.build import find_assembler, ptx  # noqa: E402
+from localllm.kernels.cuda.build import compile_ptx, find_assembler  # noqa: E402
 from localllm.kernels.cuda.matmul.planes import FLOAT_FORMATS, PLANES  # noqa: E402
 from localllm.kernels.table import KERNELS  # noqa: E402
 
@@ -81,7 +81,7 @@ def report(name: str, capability: tuple[int, int]) -> Report:
     """Compile a kernel and assemble it."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
-        source.write_text(ptx(name, capability))
+        source.write_text(compile_ptx(name, capability))
         arch = "sm_{}{}".format(*capability)
         command = [str(find_assembler()), "-v", f"-arch={arch}", str(source), "-o", str(source.with_suffix(".cubin"))]
         result = subprocess.run(command, capture_output=True, text=True)

@@ -144,18 +144,18 @@ def meant(file: GGUFFile, key: str, h: Any) -> Iterator[Any]:
 
 def asking(reads: Callable[[], Any], key: str) -> Iterator[Any]:
     """Return the defaults with which a key is asked for."""
-    found, raw = list[Any](), HyperparameterReader.raw
+    found, raw = list[Any](), HyperparameterReader.read_raw
 
     def ask(self: HyperparameterReader, name: str, default: Any = None) -> Any:
         if name == key and isinstance(default, int | float):
             found.append(default)
         return raw(self, name, default)
 
-    HyperparameterReader.raw = ask  # type: ignore[method-assign]
+    HyperparameterReader.read_raw = ask  # type: ignore[method-assign]
     try:
         reads()
     finally:
-        HyperparameterReader.raw = raw  # type: ignore[method-assign]
+        HyperparameterReader.read_raw = raw  # type: ignore[method-assign]
     return iter(found)
 
 

@@ -106,7 +106,9 @@ def in_transformers(name: str, folder: Path) -> dict:
     reader.close()
     files = {key: str(folder / f"{key}.npz") for key in ("tensors", "pixels")}
     job = {"kind": h.kind, "config": config, "out": str(folder / "trained.npz"), **files}
-    return job | text_of(name, folder, [[length // h.merge for length in h.grid(picture)] for picture in pictures])
+    return job | text_of(
+        name, folder, [[length // h.merge for length in h.compute_grid(picture)] for picture in pictures]
+    )
 
 
 def text_of(name: str, folder: Path, grids: list[list[int]]) -> dict:

@@ -20,7 +20,7 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 from localllm.errors import LocalllmError
 from localllm.files.cache.checksummed_cache import read_checksummed, write_checksummed
 from localllm.kernels.build.compilers import CompilerPool
-from localllm.kernels.build.objects import object_folder
+from localllm.kernels.build.objects import get_object_folder
 from localllm.kernels.build.shipped import compute_source_hash
 from localllm.kernels.cpu import FLOAT_FORMATS, SUB_BLOCK
 from localllm.kernels.cpu.attention.cache import STORAGE
@@ -99,7 +99,7 @@ def kernels_of(lane: Lane) -> list[str]:
 
 def compile_lane(system: str, lane: Lane) -> dict[str, bytes]:
     """Return the object files of a lane by the name of the kernel, compiled or kept. Raises LocalllmError."""
-    names, folder = kernels_of(lane), Path(f"{object_folder(lane)}-{system}")
+    names, folder = kernels_of(lane), Path(f"{get_object_folder(lane)}-{system}")
     objects = {name: code for name in names if (code := read_checksummed(folder / f"{name}.o"))}
     missing = [name for name in names if name not in objects]
     if not missing:

@@ -117,9 +117,9 @@ def write_head(target: Path, model: GGUFFile, layers: list[int], tokens: np.ndar
         part, weights = name.removesuffix(".weight"), values.numpy()
         of_block = f"blk.0.{name}" if part not in ("fc", "output", "output_norm") else name
         if weights.ndim == 1:
-            tensors.append(OutputTensor.of(of_block, weights))
+            tensors.append(OutputTensor.from_array(of_block, weights))
         elif part == "fc":  # whose columns are of many sizes
-            tensors.append(OutputTensor.of(of_block, weights.astype(np.float16)))
+            tensors.append(OutputTensor.from_array(of_block, weights.astype(np.float16)))
         else:
             tensors.append(OutputTensor(of_block, BY_NAME["Q8_0"], weights.shape, (encode("Q8_0", weights),)))
     write_gguf(target, metadata, tensors)

@@ -281,7 +281,7 @@ def test_activations_of_short_texts_keep_16_bits(monkeypatch, format, long_is_pr
 
 def test_the_reference_gets_the_kinds_of_tokens(monkeypatch):
     ran = list[tuple]()
-    backend = SimpleNamespace(store=lambda: "store", run=lambda *given: ran.append(given))
+    backend = SimpleNamespace(create_state=lambda: "store", run=lambda *given: ran.append(given))
     monkeypatch.setattr("localllm.engine.reference.ReferenceBackend", lambda *given: ran.append(given) or backend)
     options = EngineOptions()
     build_reference_runner("forward", options, 64)([TextSpan(np.array([5, 6, 7]), 2), TextSpan(np.array([8]), 1)])

@@ -47,15 +47,15 @@ def as_llama_cpp(monkeypatch):
         return np.concatenate((pixels, np.zeros_like(pixels[:1])))
 
     def add_class_position(b, v):
-        bias = v.bias("patch_embd")
+        bias = v.get_bias("patch_embd")
         b.ignore(v.position_embd, v.require_bare("class_embd"))
         numbers = to_array(v.position_embd).copy()
         numbers[-1] += to_array(v.require_bare("class_embd")) - (0 if bias is None else to_array(bias))
         return make_table("positions", numbers)
 
     def project(b, w, h, x):
-        mm = w.part("mm.")
-        b.ignore(*filter(None, map(w.bare, llava.NEWLINES)))
+        mm = w.get_submodel("mm.")
+        b.ignore(*filter(None, map(w.get_exact, llava.NEWLINES)))
         return b.linear(b.gelu(b.linear(x, mm.require("0"))), mm.require("2"))
 
     def arrange_rows(rows, size, how, side, newline):
@@ -72,7 +72,7 @@ def as_llama_cpp(monkeypatch):
     monkeypatch.setattr(
         llava,
         "read_feature_layer",
-        lambda fields, layers: layer(fields, layers) - (fields.raw("vision.feature_layer") is None),
+        lambda fields, layers: layer(fields, layers) - (fields.read_raw("vision.feature_layer") is None),
     )
 
 

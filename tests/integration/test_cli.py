@@ -563,9 +563,9 @@ def test_the_remaining_time_counts_this_run_only(monkeypatch):
     monkeypatch.setattr(remaining, "perf_counter", lambda: next(clock))
     time = remaining.RemainingTime(40, done=30)
     assert time.format_first() == "chunk 31 of 40"
-    assert time.after(32) == "chunk 32 of 40, 40 s left"
-    assert time.after(33) == "chunk 33 of 40, 1 min 10 s left"
-    assert time.after(40) == "chunk 40 of 40, 0 s left"
+    assert time.describe(32) == "chunk 32 of 40, 40 s left"
+    assert time.describe(33) == "chunk 33 of 40, 1 min 10 s left"
+    assert time.describe(40) == "chunk 40 of 40, 0 s left"
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,7 @@ def test_options_of_local_models_are_ignored(server: Served):
 @pytest.mark.parametrize("url", ["", "x", "ftp://x", "http://", "http://a:b@c", "http://x:99999", "http://x/?a=b"])
 def test_invalid_endpoints_are_refused(url: str):
     with pytest.raises(UsageError, match="endpoint must be the URL"):
-        Endpoint.of(url)
+        Endpoint.parse(url)
 
 
 def test_requests_have_the_fields_of_each_server():
@@ -293,7 +293,7 @@ def test_a_failing_server_is_reported_in_one_line(
 ):
     monkeypatch.setattr("localllm.services.remote.http.sleep", lambda seconds: None)
     with serve_reactions(reaction) as (url, _):
-        session = RemoteModel(Endpoint.of(url)).session
+        session = RemoteModel(Endpoint.parse(url)).session
         if message is None:
             assert "".join(session.ask("Hi")) == "Hello" and session.messages[-1]["content"] == "Hello"
             return
@@ -317,7 +317,7 @@ def test_text_received_before_a_broken_connection_is_kept():
 
 def test_a_silent_server_times_out():
     with serve_reactions(lambda handler, number: time.sleep(2)) as (url, _):
-        place = Endpoint(Endpoint.of(url).url, seconds=0.3)
+        place = Endpoint(Endpoint.parse(url).url, seconds=0.3)
         with pytest.raises(EndpointError, match=r"no data for 0.3 seconds"):
             "".join(RemoteModel(place).session.ask("Hi"))
 
@@ -332,7 +332,7 @@ def test_a_prompt_beyond_the_servers_context_is_an_error(server: Served):
     assert done.returncode == 4 and "context" in done.stderr
     too_long = b'{"error": {"message": "This model\'s maximum context length is 10 tokens."}}'
     with serve_reactions(reply_with(400, too_long)) as (url, _), pytest.raises(ContextError):
-        RemoteModel(Endpoint.of(url)).session.ask("Hi")
+        RemoteModel(Endpoint.parse(url)).session.ask("Hi")
 
 
 def test_escape_sequences_of_a_server_do_not_reach_a_terminal():

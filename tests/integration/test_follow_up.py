@@ -45,7 +45,7 @@ def test_streamed_chunks_give_the_block_of_the_whole_text(text: str, size: int):
     reader, code = CodeBlockReader(), ""
     for start in range(0, len(text), size):
         code += reader.push(text[start : start + size])
-    code += reader.end()
+    code += reader.finish()
     assert (code.removesuffix("\n") if reader.is_open else None) == extract_code(text)
 
 

@@ -19,7 +19,7 @@ from pooled import acquire
 
 import localllm
 from localllm.engine.image_tokens import cuts_image, find_last_end
-from localllm.engine.runs import Runs
+from localllm.engine.runs import RunPlan
 from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
 from localllm.files.models_folder import find_projector
 from localllm.generation.chunked_prefill import prefill_prompt, split_around_images
@@ -156,12 +156,14 @@ def test_another_question_encodes_and_prefills_no_image_again(tmp_path, name, be
 def is_segment_end(tokens: list[int]) -> bool:
     """Return whether a prefill segment ends after these tokens, before text and before an image."""
     prompts = [*tokens, *[6] * 300], [*tokens, -1 - (9 << 15), *[6] * 300]
-    return all(any(stretch.end == len(tokens) for stretch in split_around_images(prompt, Runs())) for prompt in prompts)
+    return all(
+        any(stretch.end == len(tokens) for stretch in split_around_images(prompt, RunPlan())) for prompt in prompts
+    )
 
 
 def test_segments_end_alike_whatever_follows():
     """Check ends of runs and of images in prompts of all types."""
-    rng, runs = np.random.default_rng(0), Runs()
+    rng, runs = np.random.default_rng(0), RunPlan()
     for _ in range(300):
         tokens = list[int]()
         while len(tokens) < 1500:

@@ -275,7 +275,7 @@ def test_the_limit_of_prompt_bytes_depends_on_the_context(tiny: str):
 
     with localllm.open(tiny) as model:
         text = "<|endoftext|> world" * 50
-        assert len(text.encode()) <= model.tokenizer.most_bytes(len(model.tokenize(text, special=True)))
+        assert len(text.encode()) <= model.tokenizer.compute_max_bytes(len(model.tokenize(text, special=True)))
     longest = len("<|endoftext|>")
     assert (get_max_prompt_bytes(tiny, 30), get_max_prompt_bytes(tiny)) == (30 * longest, 200_000 * longest)
 
@@ -285,7 +285,7 @@ def test_the_limit_of_prompt_bytes_depends_on_the_context(tiny: str):
 def test_every_text_is_shorter_than_the_bound_by_its_tokens(name: str):
     tokenizer = localllm.Tokenizer.from_metadata(vocabularies.metadata(name))
     for text in [*vocabularies.GIVEN["texts"], *vocabularies.PROSE.splitlines()]:
-        assert len(text.encode()) <= tokenizer.most_bytes(len(tokenizer.encode(text)))
+        assert len(text.encode()) <= tokenizer.compute_max_bytes(len(tokenizer.encode(text)))
 
 
 @pytest.mark.parametrize("longest", [1, 2, 3, 4, 5])
@@ -294,13 +294,13 @@ def test_an_unknown_character_may_be_one_token(longest: int, monkeypatch):
     tokenizer = localllm.Tokenizer.from_file(builtin_model())
     monkeypatch.setattr(tokenizer, "pieces", ["a" * longest, "b"])
     monkeypatch.setattr(tokenizer, "_swallows", False)
-    assert tokenizer.most_bytes(10) == 10 * max(longest, 4)
+    assert tokenizer.compute_max_bytes(10) == 10 * max(longest, 4)
     tokenizer = localllm.Tokenizer.from_file(builtin_model())  # the longest piece is found once
     monkeypatch.setattr(tokenizer, "pieces", ["\u2581" * longest])
     monkeypatch.setattr(tokenizer, "_swallows", False)
-    assert tokenizer.most_bytes(10) == 10 * max(3 * longest, 4)
+    assert tokenizer.compute_max_bytes(10) == 10 * max(3 * longest, 4)
     monkeypatch.setattr(tokenizer, "_swallows", True)
-    assert tokenizer.most_bytes(10) == sys.maxsize
+    assert tokenizer.compute_max_bytes(10) == sys.maxsize
 
 
 TEXTS = [

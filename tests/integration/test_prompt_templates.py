@@ -48,7 +48,7 @@ def test_twelve_templates_are_built_in():
 @pytest.mark.parametrize("name", BUILTIN)
 def test_every_built_in_template_runs(cli, folder: Path, name: str):
     template, known = load_template(name), {option for param in list_params("run") for option in param.names}
-    assert template.description and {word.split("=")[0] for word in template.words()} <= known
+    assert template.description and {word.split("=")[0] for word in template.list_arguments()} <= known
     code, out, err = cli("run", GUIDE, "--template", name, "-n", 40, stdin=b"the bill of May\n")
     assert code == 0 or (code == 7 and name in ("extract", "rename")), err
     text = asked(folder)[-1][1] if code == 0 else ""
@@ -88,7 +88,7 @@ def test_files_named_by_a_template_are_beside_it(folder: Path):
     template = parse_template(
         "a", folder / "templates" / "a.md", "---\njson-schema: s.json\nextract: true\nraw: false\n---\n"
     )
-    assert template.words() == [f"--json-schema={folder / 'templates' / 's.json'}", "--extract"]
+    assert template.list_arguments() == [f"--json-schema={folder / 'templates' / 's.json'}", "--extract"]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from localllm.cli.options.one_shot import EndpointGroup
 from localllm.files.cache import prefix_files
 from localllm.generation.chunked_prefill import LIVE_CHUNK
 from localllm.generation.constraints.constraint import Constraint
-from localllm.generation.request import Output
+from localllm.generation.request import DrawnToken
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.sampling.sampler import Sampler
 from localllm.generation.scheduler import Scheduler
@@ -152,7 +152,7 @@ def test_logprobs_with_drafts_equal_those_of_the_model(guide: Served, monkeypatc
     """Accept several tokens in a step, each with its own logits."""
     leaps, step = list[int](), Scheduler.step
 
-    def counted(batch: Scheduler) -> Iterator[Output]:
+    def counted(batch: Scheduler) -> Iterator[DrawnToken]:
         outputs = [*step(batch)]
         leaps.append(len(outputs))
         yield from outputs
@@ -311,7 +311,7 @@ def test_a_prompt_beyond_the_context_names_both_lengths(tmp_path):
 
 def test_the_oldest_turns_are_dropped_on_request(tmp_path):
     """Drop as few as necessary, never the system message, and tell the client."""
-    from localllm.server.http import Limits
+    from localllm.server.http import ClientLimits
 
     path = str(write_tiny_model(tmp_path / "tiny.gguf"))
     system = {"role": "system", "content": "Be brief."}
@@ -320,7 +320,7 @@ def test_the_oldest_turns_are_dropped_on_request(tmp_path):
         for word in "abcdefgh"
         for each in ({"role": "user", "content": word * 20}, {"role": "assistant", "content": word * 20})
     ]
-    with serving({"scripted": lambda: scripted(path, SCRIPT, 400)}, limits=Limits(drops_turns=True)) as served:
+    with serving({"scripted": lambda: scripted(path, SCRIPT, 400)}, limits=ClientLimits(drops_turns=True)) as served:
         reply = served.post(
             "/v1/chat/completions", {"messages": [system, *turns, {"role": "user", "content": "hello"}]}
         )
@@ -425,10 +425,10 @@ def test_a_full_queue_refuses_requests(server: Served):
 
 
 def test_an_answer_has_a_time_limit(tmp_path):
-    from localllm.server.http import Limits
+    from localllm.server.http import ClientLimits
 
     path = str(write_tiny_model(tmp_path / "tiny.gguf"))
-    with serving({"scripted": lambda: scripted(path, SCRIPT)}, limits=Limits(answer_seconds=0.3)) as served:
+    with serving({"scripted": lambda: scripted(path, SCRIPT)}, limits=ClientLimits(answer_seconds=0.3)) as served:
         assert served.chat("x").status == 200
         served.model().engine.gate.clear()
         reply = served.chat("long")
@@ -489,7 +489,7 @@ def test_comments_in_a_key_file_are_no_keys(tmp_path):
     file.write_text("# the laptop's\n\n  correct horse  \n#12345678\nbattery staple\n")
     file.chmod(0o600)
     assert read_api_keys(str(file)) == ("correct horse", "battery staple")
-    assert EndpointGroup(endpoint="http://127.0.0.1:1", api_key_file=str(file)).place().key == "correct horse"
+    assert EndpointGroup(endpoint="http://127.0.0.1:1", api_key_file=str(file)).parse_endpoint().key == "correct horse"
 
 
 # The server, which is asked to end a moment after it listens: by SIGTERM, on Windows by Ctrl-Break.
@@ -557,10 +557,10 @@ def test_a_file_at_the_sockets_path_is_kept(cli, tmp_path):
 def test_constraints_are_compiled_outside_the_batch(guide: Served, monkeypatch):
     """Keep running answers from waiting for the vocabulary."""
     threads = list[str]()
-    beginning = Constraint.beginning
+    beginning = Constraint.create_matcher
     monkeypatch.setattr(
         Constraint,
-        "beginning",
+        "create_matcher",
         lambda self, words: threads.append(threading.current_thread().name) or beginning(self, words),
     )
     schema = {"type": "object", "properties": {"fresh": {"type": "boolean"}}, "required": ["fresh"]}

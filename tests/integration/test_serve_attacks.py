@@ -13,7 +13,7 @@ from tiny_model import write_tiny_model
 
 from localllm.errors import UsageError
 from localllm.server.guard import AccessRules, normalize_origin
-from localllm.server.http import Limits, measure_depth, parse_json
+from localllm.server.http import ClientLimits, measure_depth, parse_json
 from localllm.server.listener import HEAD_BYTES, IdleTimeoutProtocol
 from tests.integration.test_serve import SCRIPT, until
 
@@ -28,7 +28,7 @@ def path(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def server(path: str):
-    limits = Limits(body=100_000, seconds=0.5)
+    limits = ClientLimits(body=100_000, seconds=0.5)
     rules = AccessRules(hosts=["nice.example"], origins=["https://friend.example"])
     with serving({"scripted": lambda: scripted(path, SCRIPT)}, rules, limits) as served:
         yield served
@@ -215,7 +215,7 @@ def test_a_flood_of_headers_is_refused(server: Served):
 
 
 def test_connections_beyond_the_limit_are_refused(path: str):
-    with serving({"scripted": lambda: scripted(path, SCRIPT)}, limits=Limits(connections=8)) as served:
+    with serving({"scripted": lambda: scripted(path, SCRIPT)}, limits=ClientLimits(connections=8)) as served:
         held = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(20)]
         until(lambda: served.get("/health").status == 503)
         for client in held:
@@ -226,7 +226,7 @@ def test_connections_beyond_the_limit_are_refused(path: str):
 @pytest.mark.slow
 def test_a_client_that_does_not_read_is_disconnected(path: str):
     script = {"long": "abcdefghijklmnop" * 1000}
-    with serving({"scripted": lambda: scripted(path, script, 10**6)}, limits=Limits(seconds=0.5)) as served:
+    with serving({"scripted": lambda: scripted(path, script, 10**6)}, limits=ClientLimits(seconds=0.5)) as served:
         asked = {
             "messages": [{"role": "user", "content": "long"}],
             "stream": True,

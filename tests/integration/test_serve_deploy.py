@@ -21,7 +21,7 @@ from served import serving
 import localllm
 from localllm.errors import UsageError
 from localllm.server.app import AccessLog
-from localllm.server.listener import Tls, format_address, require_keys, take_inherited_sockets
+from localllm.server.listener import TlsFiles, format_address, require_keys, take_inherited_sockets
 
 GUIDE = str(localllm.builtin_model())
 
@@ -187,13 +187,13 @@ def test_https_is_served_with_a_certificate(certificate: tuple[str, str]):
 
 def test_unusable_certificates_are_refused(certificate: tuple[str, str], tmp_path: Path, cli, refused):
     cert, key = certificate
-    assert Tls.of(None, None) is None and Tls.of(cert, key) == Tls(cert, key)
+    assert TlsFiles.load(None, None) is None and TlsFiles.load(cert, key) == TlsFiles(cert, key)
     locked = tmp_path / "locked.pem"
     command = ["openssl", "rsa", "-aes128", "-passout", "pass:secret", "-in", key, "-out", str(locked)]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
     for one, other in ((cert, None), (str(tmp_path / "none"), key), (cert, cert), (cert, str(locked))):
         with pytest.raises(UsageError, match=r"^ssl_certfile or ssl_keyfile cannot be loaded: ."):
-            Tls.of(one, other)
+            TlsFiles.load(one, other)
     assert cli("serve", GUIDE, "--ssl-keyfile", key)[2] == "localllm: error: --ssl-keyfile needs --ssl-certfile FILE\n"
     refused(["serve", GUIDE, "--ssl-certfile", tmp_path / "none"], "--ssl-certfile")
 

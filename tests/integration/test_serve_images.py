@@ -21,7 +21,7 @@ from localllm.cli.terminal.output import ProgressLine
 from localllm.errors import UsageError
 from localllm.generation.options import GenerationOptions
 from localllm.generation.sampling.options import SamplingOptions
-from localllm.server.http import Limits
+from localllm.server.http import ClientLimits
 from localllm.services.remote.http import Endpoint
 from localllm.services.remote.model import RemoteModel
 from tests.unit.engine.test_vision_encoder import picture
@@ -50,7 +50,7 @@ def served(folder):
     models = {name: str(folder / name / "tiny.gguf") for name in FAMILIES}
     blind = str(write_tiny_model(folder / "blind.gguf"))
     with serving(
-        {**models, "blind": lambda: scripted(blind, {})}, limits=Limits(folders=[str(folder / "shown")])
+        {**models, "blind": lambda: scripted(blind, {})}, limits=ClientLimits(folders=[str(folder / "shown")])
     ) as it:
         yield it
 
@@ -290,7 +290,9 @@ def test_a_chat_sends_images_to_an_endpoint(served: Served, folder, capfd):
     """Send /image with the next question, and refuse locally what is no image."""
     path = str(folder / "shown" / "one.png")
     options = GenerationOptions(8, sampling=SamplingOptions(temperature=0))
-    conversation = TerminalConversation(RemoteModel(Endpoint.of(served.url, None), "gemma3"), options, ProgressLine())
+    conversation = TerminalConversation(
+        RemoteModel(Endpoint.parse(served.url, None), "gemma3"), options, ProgressLine()
+    )
     conversation.attach_image(path)
     conversation.ask("What?")
     with api.open_model(folder / "gemma3" / "tiny.gguf", 2, cache=False) as model:

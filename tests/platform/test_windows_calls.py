@@ -111,7 +111,7 @@ def test_memory_is_reserved_committed_and_given_back(windows: Windows, whole: bo
 def test_a_refused_allocation_raises_the_systems_error(windows: Windows):
     windows.answers |= {"VirtualAlloc": 0, "VirtualProtect": 0}
     windows.error = 1455
-    for ask in (lambda: memory.virtual_alloc(0, 5, 1), lambda: memory.make_executable(5, 6)):
+    for ask in (lambda: memory.allocate_virtual(0, 5, 1), lambda: memory.make_executable(5, 6)):
         with pytest.raises(OSError, match="refused") as error:
             ask()
         assert error.value.errno == 1455

@@ -111,7 +111,7 @@ def threads(model: Any) -> list[str]:
             else:
                 prompt = [{"role": "user", "content": f"Hi {number}"}]
                 texts[number] = "".join(model.chat(prompt, max_tokens=3, temperature=0))
-            model.engine.cache_usage()
+            model.engine.get_cache_usage()
 
     running = [threading.Thread(target=work, args=(number,)) for number in range(8)]
     for each in running:

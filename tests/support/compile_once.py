@@ -14,7 +14,7 @@ import pytest
 from localllm.files.cache.checksummed_cache import read_checksummed, write_checksummed
 from localllm.kernels.build import compilers
 from localllm.kernels.build.compilers import Compiler
-from localllm.kernels.build.objects import object_file
+from localllm.kernels.build.objects import get_object_file
 
 OF_THE_CPU = "localllm.kernels.build.compile"  # the module whose machine code lies in object files
 
@@ -28,7 +28,7 @@ def take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     def compile_or_wait(self: Compiler, name: str) -> bytes:
         if sys.platform == "win32" or OF_THE_CPU not in self.process.args:
             return compile(self, name)
-        path = object_file(name, self.lane)
+        path = get_object_file(name, self.lane)
         with alone(path):
             code = read_checksummed(path) or compile(self, name)
             with suppress(OSError):  # a folder that cannot be written: tests have such

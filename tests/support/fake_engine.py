@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from localllm.engine.adapter_scales import AdapterScales
-from localllm.engine.runs import Runs
+from localllm.engine.runs import RunPlan
 from localllm.errors import LocalllmError
 from localllm.kernels.table import PAGE
 from localllm.text.tokenizer import Tokenizer
@@ -29,7 +29,7 @@ class FakeEngine:
 
     def __init__(self, vocab_size: int, say: Callable[[list[int]], int], context: int = 512):
         """Set `say`, a function from all tokens so far to the next one."""
-        self.vocab_size, self.context, self.runs = vocab_size, context, Runs()
+        self.vocab_size, self.context, self.runs = vocab_size, context, RunPlan()
         self.sequences: list[FakeSequence] = []
         self.calls: list[tuple[int, int]] = []
         self.engine = self  # it stands in for Sequences, too
@@ -55,7 +55,7 @@ class FakeEngine:
 
     prepare_shift = require_shift
 
-    def cache_usage(self) -> tuple[int, int]:
+    def get_cache_usage(self) -> tuple[int, int]:
         return sum(len(sequence.tokens) for sequence in self.open_sequences), 16 * self.context
 
     @property

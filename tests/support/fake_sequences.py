@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 
 from localllm.engine.adapter_scales import AdapterScales
-from localllm.engine.runs import Runs
+from localllm.engine.runs import RunPlan
 
 
 class FakeSequences:
@@ -29,7 +29,7 @@ class FakeSequences:
     def __init__(self, vocab_size: int, row: Callable[[tuple[int, ...]], np.ndarray], context: int = 512):
         """Set `row`, a function from all tokens so far to the next logits, float32 [vocab_size]."""
         self.vocab_size, self.context, self.row = vocab_size, context, row
-        self.runs, self.has_draft_head, self.written = Runs(), False, None
+        self.runs, self.has_draft_head, self.written = RunPlan(), False, None
         self.made: list[FakeSequence] = []
         self.steps: list[int] = []
         self.read: list[int] = []
@@ -69,7 +69,7 @@ class FakeSequences:
             rows.append([self.row(tuple(sequence.tokens[:end])) for end in wanted])
         return self.give(rows)
 
-    def cache_usage(self) -> tuple[int, int]:
+    def get_cache_usage(self) -> tuple[int, int]:
         return sum(len(sequence.tokens) for sequence in self.made if not sequence.closed), 10**6
 
     def give(self, rows: list[list[np.ndarray]]) -> list[np.ndarray]:

@@ -58,7 +58,7 @@ def guarded_copy(array: np.ndarray) -> np.ndarray:
     return copy.view(data.dtype).reshape(data.shape)
 
 
-def place_buffers(steps: list[tape.Step]) -> None:
+def place_buffers(steps: list[tape.KernelStep]) -> None:
     """Allocate every buffer by itself, without sharing memory between lifetimes."""
     for buffer in {buffer for step in steps for buffer in step.reads + step.writes if buffer.rows}:
         buffer.address = guarded(buffer.rows * buffer.stride)

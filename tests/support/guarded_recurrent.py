@@ -46,7 +46,7 @@ def run(name: str) -> None:
 
 
 if __name__ == "__main__":
-    tape.allocate_buffers, StateLayout.new = place_buffers, guarded_states
+    tape.allocate_buffers, StateLayout.allocate = place_buffers, guarded_states
     without_guard = tape.pad_columns
     steps.pad_columns = lambda vector: guarded_copy(without_guard(vector))
     for name in MODELS:

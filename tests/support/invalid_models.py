@@ -38,7 +38,7 @@ class Wrong:
             gc.collect()  # a refused file is mapped until what refused it is gone, and cannot be replaced before
         keys = changed(self.metadata, metadata)
         weights = changed(self.tensors, tensors)
-        write_gguf(self.path, keys, [OutputTensor.of(name, weight) for name, weight in weights.items()])
+        write_gguf(self.path, keys, [OutputTensor.from_array(name, weight) for name, weight in weights.items()])
         return self.path
 
 

@@ -80,13 +80,13 @@ def read(name: str, metadata: Metadata, of: type[HyperparameterReader] = Hyperpa
 def facts(h: Any) -> Facts:
     """Return hyperparameters by name, with derived facts: states, windows and rotation of layers."""
     values = {name: value for name, value in flat(h) if name not in ("windows", "chunks")}
-    values["states"] = " ".join(kept_by(state) for state in h.states())
+    values["states"] = " ".join(kept_by(state) for state in h.list_states())
     if callable(getattr(h, "rope", None)):
-        values["bases"] = [rounded((rope := h.rope(layer)) and rope.base) for layer in range(h.layers)]
+        values["bases"] = [rounded((rope := h.get_rope(layer)) and rope.base) for layer in range(h.layers)]
     if isinstance(h, VisionHyperparameters):
         sizes = ("row_width", "most_patches", "most_grid", "input_width", "head_dim", "rms")
         values |= {name: rounded(getattr(h, name)) for name in sizes}
-        values["windowed"] = [layer for layer in range(h.layers) if h.windowed(layer)]
+        values["windowed"] = [layer for layer in range(h.layers) if h.is_windowed(layer)]
     return {**values, "scale": rounded(getattr(h, "scale", None))}
 
 

@@ -23,11 +23,11 @@ from localllm import api
 from localllm.files.gguf.file import GGUFFile
 from localllm.server.app import create_application
 from localllm.server.guard import AccessRules
-from localllm.server.http import Limits
+from localllm.server.http import ClientLimits
 from localllm.server.listener import ShutdownOptions, bind_tcp, create_listener
 from localllm.server.metrics import Metrics
 from localllm.server.model_pool import ModelPool
-from localllm.server.service import Service
+from localllm.server.service import ServerContext
 
 Step = tuple[int, ...]
 
@@ -92,7 +92,7 @@ class Served:
     """A running server, and requests to it."""
 
     port: int
-    service: Service
+    service: ServerContext
     loop: asyncio.AbstractEventLoop
     headers: dict[str, str] = field(default_factory=dict)
 
@@ -135,7 +135,7 @@ def prompt_of_latest(served: Served, model: str) -> str:
 def serving(
     models: Mapping[str, Callable[[], api.Model] | str],
     rules: AccessRules | None = None,
-    limits: Limits | None = None,
+    limits: ClientLimits | None = None,
     **more: Any,
 ) -> Iterator[Served]:
     """Run a server; models: by name, a function that makes one, or a file's path; more: arguments of ModelPool."""
@@ -147,8 +147,8 @@ def serving(
     place.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)  # who does not read is noticed sooner
 
     async def work() -> None:
-        metrics, bounds = Metrics(), limits or Limits()
-        service = Service(ModelPool(paths, opened, metrics, **more), metrics, bounds)
+        metrics, bounds = Metrics(), limits or ClientLimits()
+        service = ServerContext(ModelPool(paths, opened, metrics, **more), metrics, bounds)
         server = create_listener(
             create_application(service, rules or AccessRules()), bounds, ShutdownOptions(5, lambda: None, print)
         )

@@ -24,10 +24,10 @@ WARP = int(os.environ.get("SIMULATED_WARP", "4"))
 BLOCK = 2 * WARP
 gpu.WARP, gpu.BLOCK = WARP, BLOCK
 
-from localllm.engine.cuda.card import MAX_CHUNK_BYTES, CublasProduct, Launch, Work  # noqa: E402
+from localllm.engine.cuda.card import MAX_CHUNK_BYTES, CublasProduct, KernelLaunch, Work  # noqa: E402
 from localllm.errors import MemoryLimitError  # noqa: E402
 from localllm.kernels.build.library import Progress  # noqa: E402
-from localllm.kernels.cuda import Grid, compute_grid, find_kernel, list_parameters  # noqa: E402
+from localllm.kernels.cuda import LaunchGrid, compute_grid, find_kernel, list_parameters  # noqa: E402
 
 
 def shared_array(self: FakeCUDAShared, shape: int, dtype) -> np.ndarray:
@@ -121,7 +121,7 @@ def launch(name: str, rows: int, /, **arguments) -> None:
     simulate(name, compute_grid(name, arguments, rows), [encoded(arguments[key]) for key in list_parameters(name)])
 
 
-def simulate(name: str, how: Grid, arguments: list[int]) -> None:
+def simulate(name: str, how: LaunchGrid, arguments: list[int]) -> None:
     """Run a kernel on its grid."""
     cuda.jit(find_kernel(name))[(how.x, how.y), how.threads](*arguments)
 
@@ -195,7 +195,7 @@ class SimulatedCard:
 
     def launch(self, works: Sequence[Work]) -> None:
         for work in works:
-            if isinstance(work, Launch):
+            if isinstance(work, KernelLaunch):
                 simulate(*work)
             else:
                 self._multiply(work)

@@ -12,7 +12,7 @@ def write_large(path: Path) -> Path:
     """Write a model of 5 MB: tensors of 0.1 to 1.2 MB, one of them larger than a split may be."""
     rows = [100, 300, 700, 50, 20, 900, 1200, 2, 400, 333, 17, 2]
     values = (np.full((count, 250), number, np.float32) for number, count in enumerate(rows))
-    tensors = [OutputTensor.of(f"blk.{number}.x.weight", value) for number, value in enumerate(values)]
+    tensors = [OutputTensor.from_array(f"blk.{number}.x.weight", value) for number, value in enumerate(values)]
     write_gguf(path, {"general.architecture": "made", "general.name": "Large"}, tensors)
     return path
 

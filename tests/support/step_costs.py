@@ -8,7 +8,7 @@ class Free(StepCostModel):
 
     is_measured = True
 
-    def relative(self, tokens: int) -> float:
+    def estimate_cost(self, tokens: int) -> float:
         return 1.0
 
     def relate_seconds(self, seconds: float) -> float:

@@ -22,7 +22,7 @@ from localllm.cli import open_model as opening
 from localllm.cli.commands import config
 from localllm.convert import rope_scaling
 from localllm.convert.config import CheckpointConfig
-from localllm.engine.runs import DEEP_POSITION, FIRST_RUN, Runs
+from localllm.engine.runs import DEEP_POSITION, FIRST_RUN, RunPlan
 from localllm.errors import LocalllmError, MemoryLimitError, ModelError
 from localllm.files import logits_file
 from localllm.files.cache import checksummed_cache, prefix_files
@@ -32,7 +32,7 @@ from localllm.files.logits_file import LogitsWriter, compute_row_width, count_sc
 from localllm.generation.reasoning import count_overlap
 from localllm.quantizing import quantize
 from localllm.services import bench, receipts
-from localllm.services.evaluation.scores import Comparison, compute_statistics, exponentiate, mean_with_error
+from localllm.services.evaluation.scores import Comparison, compute_mean_with_error, compute_statistics, exponentiate
 from localllm.system import cpu
 
 
@@ -233,13 +233,13 @@ def test_comparisons_have_ratios_and_errors():
     assert (facts["chunks"], facts["tokens"], facts["same_top"]["mean"]) == (1, 3, pytest.approx(2 / 3))
     assert (facts["change"]["rms"], facts["change"]["rms_error"]) == (root, error)
     assert facts["change"]["maximum"] == 0.3 and facts["base"]["perplexity"] == known.base_perplexity[0]
-    more = known.plus(nll=nll, base_nll=base, kld=base, change=change, same_top=base)
+    more = known.add_chunk(nll=nll, base_nll=base, kld=base, change=change, same_top=base)
     assert (more.chunks, list(more.nll)) == (2, [1, 2, 3, 1, 2, 3]) and Comparison().chunks == 0
 
 
 def test_statistics_have_mean_error_and_percentiles():
-    assert mean_with_error(np.array([3.0])) == (3.0, 0.0)
-    value, error = mean_with_error(np.array([1.0, 2.0, 3.0, 6.0]))
+    assert compute_mean_with_error(np.array([3.0])) == (3.0, 0.0)
+    value, error = compute_mean_with_error(np.array([1.0, 2.0, 3.0, 6.0]))
     assert (value, error) == (3.0, pytest.approx(math.sqrt(3.5 / 3)))
     number, error = exponentiate(math.log(5), 0.1)
     assert (number, error) == (pytest.approx(5), pytest.approx(0.5))
@@ -261,7 +261,7 @@ def test_the_overlap_with_a_marker_is_its_longest_prefix(text: str, mark: str, s
 
 
 def test_the_common_length_of_two_texts_is_counted():
-    assert [receipts.common_prefix_length("abc", other) for other in ("abd", "abc", "", "xbc", "abcd")] == [
+    assert [receipts.count_common_prefix("abc", other) for other in ("abd", "abc", "", "xbc", "abcd")] == [
         2,
         3,
         0,
@@ -285,7 +285,7 @@ def test_the_processor_is_named_by_cpuinfo_or_its_machine(monkeypatch):
 
 @pytest.mark.parametrize("later", [256, 512])
 def test_a_run_ends_where_the_next_begins(later: int):
-    runs = Runs(later)
+    runs = RunPlan(later)
     ends = [0]
     while ends[-1] < DEEP_POSITION + 4 * later:
         ends.append(runs.find_next_end(ends[-1]))
@@ -304,20 +304,20 @@ def test_two_cache_pools_share_one_request():
     from localllm.arch.layer_state import KVType, PagedState
     from localllm.engine.memory.cache import JointCache, KVCache
 
-    parts = [KVCache([PagedState(layer, 1, dim, dim, window=window)], 128, KVType.of("f32"), (1,))
+    parts = [KVCache([PagedState(layer, 1, dim, dim, window=window)], 128, KVType.parse("f32"), (1,))
              for layer, dim, window in ((0, 16, None), (1, 32, 40))]  # fmt: skip
     joint, pages = JointCache(*parts), np.array([2, 0])
     assert (joint.window, joint.bytes_per_token) == (40, 2 * 4 * 16 + 2 * 4 * 32)
-    for local, nbytes in ((False, parts[0].page_bytes(False)), (True, parts[1].page_bytes(True))):
+    for local, nbytes in ((False, parts[0].get_page_bytes(False)), (True, parts[1].get_page_bytes(True))):
         content = np.random.default_rng(1).integers(1, 256, 2 * nbytes).astype(np.uint8)
         joint.fill(pages, local, content)
-        np.testing.assert_array_equal(joint.content(pages, local), content)
-        np.testing.assert_array_equal(parts[local].content(pages, local), content)
+        np.testing.assert_array_equal(joint.copy_pages(pages, local), content)
+        np.testing.assert_array_equal(parts[local].copy_pages(pages, local), content)
         for wrong in (content[:-1], np.append(content, 1).astype(np.uint8)):
             with pytest.raises(ValueError, match="bytes for"):
                 joint.fill(pages, local, wrong)
     joint.copy(2, 1, 64)
-    np.testing.assert_array_equal(joint.content(np.array([1]), False), joint.content(np.array([2]), False))
+    np.testing.assert_array_equal(joint.copy_pages(np.array([1]), False), joint.copy_pages(np.array([2]), False))
 
 
 def test_a_cache_that_cannot_be_allocated_raises(monkeypatch):
@@ -329,7 +329,7 @@ def test_a_cache_that_cannot_be_allocated_raises(monkeypatch):
 
     monkeypatch.setattr(cache.KVCache, "_reserve", refuse)
     with pytest.raises(MemoryLimitError):
-        cache.KVCache([PagedState(0, 1, 16, 16)], 128, KVType.of("f32"))
+        cache.KVCache([PagedState(0, 1, 16, 16)], 128, KVType.parse("f32"))
 
 
 # ---- files of a split model, names, stretched contexts --------------------------------------------------------------

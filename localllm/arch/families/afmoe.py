@@ -7,14 +7,14 @@ window; attention's output is gated; norms also after attention and feed-forward
 from localllm.arch.attention import (
     LocalRopeTransformer,
     attend,
+    normalize_heads,
     project_qkv,
     read_local_rope,
     read_windows,
-    rms_norm_heads,
 )
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weights, frozen
-from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
+from localllm.arch.feed_forward import SIGMOID, apply_shared_expert, feed_forward_or_experts, read_own_routing
 
 PERIOD = 4  # of layers, the last of which has no RoPE, whether or not it has a window
 
@@ -23,18 +23,18 @@ PERIOD = 4  # of layers, the last of which has no RoPE, whether or not it has a 
 class AFMoE(LocalRopeTransformer):
     has_shared: bool  # whether there is a shared expert
 
-    def rope(self, layer: int) -> Rope | None:
-        return None if (layer + 1) % PERIOD == 0 else super().rope(layer)
+    def get_rope(self, layer: int) -> Rope | None:
+        return None if (layer + 1) % PERIOD == 0 else super().get_rope(layer)
 
 
 def read(fields: HyperparameterReader) -> AFMoE:
-    common = AFMoE.shared_fields(fields, interleaved=False)
+    common = AFMoE.read_shared_fields(fields, interleaved=False)
     return AFMoE(
         **common,
         windows=read_windows(fields, PERIOD),
         local_rope=read_local_rope(fields, common["attention"].rope),
         routing=read_own_routing(fields, SIGMOID),
-        has_shared=fields.count("expert_shared_count", 0) > 0,
+        has_shared=fields.read_count("expert_shared_count", 0) > 0,
     )
 
 
@@ -45,12 +45,12 @@ def forward(b: Builder, w: Weights, h: AFMoE) -> Activation:
 def block(b: Builder, w: Weights, h: AFMoE, state: PagedState, x: Activation) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = project_qkv(b, w, h, state.layer, y)
-    attended = attend(b, h, state, *rms_norm_heads(b, w, h, q, k), v)
+    attended = attend(b, h, state, *normalize_heads(b, w, h, q, k), v)
     y = b.linear(b.multiply(attended, b.sigmoid(b.linear(y, w.attn_gate))), w.attn_output)
     x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))
     if w.get("ffn_gate_inp", by_layer=True):
         w.require_biases("exp_probs_b")
-    y, beside = b.rms_norm(x, w.ffn_norm, h.epsilon), shared_expert if h.has_shared else None
+    y, beside = b.rms_norm(x, w.ffn_norm, h.epsilon), apply_shared_expert if h.has_shared else None
     y = feed_forward_or_experts(b, w, h.routing, y, b.swiglu, beside)
     return b.add(x, b.rms_norm(y, w.post_ffw_norm, h.epsilon))
 
@@ -68,7 +68,7 @@ CHECKPOINTS = {
             "expert_shared_count": "num_shared_experts", "expert_feed_forward_length": "expert_hidden",
         },
         "keys": {"sliding_window": "attention.sliding_window", "route_scale": ("expert_weights_scale", 1.0)},
-        "metadata": {"expert_gating_func": 2, "expert_weights_norm": True}, "read": "@llama.afmoe",
+        "metadata": {"expert_gating_func": 2, "expert_weights_norm": True}, "read": "@llama.read_afmoe",
         "defaults": {
             "rms_norm_eps": 1e-5, "num_dense_layers": 1, "sliding_window": 1024, "head_dim": 128,
             "max_position_embeddings": 16384, "num_shared_experts": 2,

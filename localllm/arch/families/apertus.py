@@ -6,10 +6,10 @@ rotated pairs are half a head apart.
 
 import numpy as np
 
-from localllm.arch.attention import Transformer, attend, project_qkv, rms_norm_heads, select_rope_factors
+from localllm.arch.attention import Transformer, attend, normalize_heads, project_qkv, select_rope_factors
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weight, Weights, frozen
-from localllm.arch.feed_forward import ungated_feed_forward
+from localllm.arch.feed_forward import apply_ungated_feed_forward
 from localllm.files.gguf.metadata_reader import MetadataReader
 
 NAMES = "alpha_p", "alpha_n", "beta", "eps"
@@ -28,7 +28,7 @@ class Apertus(Transformer):
 
 
 def read(fields: HyperparameterReader) -> Apertus:
-    shared = Apertus.shared_fields(fields, interleaved=False)
+    shared = Apertus.read_shared_fields(fields, interleaved=False)
     of_xielu = MetadataReader(fields.metadata, "xielu.", fields.path)
     alpha_p, alpha_n, beta, epsilon = (read_by_layer(of_xielu, name, shared["layers"]) for name in NAMES)
     alpha_p, alpha_n = np.logaddexp(0, alpha_p), beta + np.logaddexp(0, alpha_n)
@@ -38,7 +38,7 @@ def read(fields: HyperparameterReader) -> Apertus:
 
 def read_by_layer(fields: MetadataReader, name: str, layers: int) -> np.ndarray:
     """Read one number per layer; a single one applies to all. Raises ModelError."""
-    value = fields.raw(name)
+    value = fields.read_raw(name)
     numbers = np.full(layers, value) if isinstance(value, float) else value
     if (
         not isinstance(numbers, np.ndarray)
@@ -46,7 +46,7 @@ def read_by_layer(fields: MetadataReader, name: str, layers: int) -> np.ndarray:
         or numbers.shape != (layers,)
         or not (np.abs(numbers) <= MOST).all()
     ):
-        raise fields.wrong(name, f"{layers} numbers from {-MOST:g} to {MOST:g}")
+        raise fields.make_value_error(name, f"{layers} numbers from {-MOST:g} to {MOST:g}")
     return numbers.astype(np.float64)
 
 
@@ -57,10 +57,10 @@ def forward(b: Builder, w: Weights, h: Apertus) -> Activation:
 
 def block(b: Builder, w: Weights, h: Apertus, state: PagedState, x: Activation, factors: Weight | None) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
-    q, k = rms_norm_heads(b, w, h, q, k)
+    q, k = normalize_heads(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    return b.add(x, ungated_feed_forward(b, w, y, lambda z: b.xielu(z, *h.xielu[state.layer])))
+    return b.add(x, apply_ungated_feed_forward(b, w, y, lambda z: b.xielu(z, *h.xielu[state.layer])))
 
 
 CHECKPOINTS = {
@@ -68,8 +68,8 @@ CHECKPOINTS = {
         "layer": "attention head_norms feed_forward norms",
         "unread": r"model\.layers\.[0-9]+\.mlp\.act_fn\.(alpha_p|alpha_n|beta|eps)", "activations": "xielu",
         "scalings": "linear yarn llama3", "only": {"attention_bias": False},
-        "amounts": {"vocab_size": "vocab", "rope.dimension_count": "head_dim"}, "read": "@llama.apertus",
-        "of_tensors": "@llama.xielu",
+        "amounts": {"vocab_size": "vocab", "rope.dimension_count": "head_dim"}, "read": "@llama.read_apertus",
+        "of_tensors": "@llama.read_xielu",
         "defaults": {"hidden_act": "xielu", "rms_norm_eps": 1e-5, "max_position_embeddings": 65536, "rope_theta": 12e6},
     },
 }  # fmt: skip

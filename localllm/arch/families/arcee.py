@@ -4,7 +4,7 @@ from localllm.arch.attention import Transformer, attend, project_qkv, select_rop
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.families.llama import read
 from localllm.arch.family import Activation, Builder, PagedState, Weight, Weights
-from localllm.arch.feed_forward import ungated_feed_forward
+from localllm.arch.feed_forward import apply_ungated_feed_forward
 
 __all__ = ["forward", "read"]
 
@@ -18,7 +18,7 @@ def block(
 ) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
-    return b.add(x, ungated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.relu_squared))
+    return b.add(x, apply_ungated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.relu_squared))
 
 
 CHECKPOINTS = {

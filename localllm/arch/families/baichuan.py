@@ -7,7 +7,7 @@ layers decides.
 from localllm.arch.attention import Transformer, attend, project_qkv
 from localllm.arch.families.mpt import compute_alibi_slopes
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weights, frozen
-from localllm.arch.feed_forward import gated_feed_forward
+from localllm.arch.feed_forward import apply_gated_feed_forward
 
 LAYERS_OF_7B, LAYERS_OF_13B = 32, 40
 ALIBI_BIAS = 8.0  # llama.cpp's max_alibi_bias, from which slopes are computed
@@ -23,17 +23,19 @@ class Baichuan(Transformer):
 
     rotated: bool
 
-    def rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> Rope | None:
         return self.attention.rope if self.rotated else None
 
 
 def read(fields: HyperparameterReader) -> Baichuan:
     """Read the hyperparameters. Raises ModelError, also for a Baichuan of another size."""
-    shared, rotated = Baichuan.shared_fields(fields, interleaved=True), False
+    shared, rotated = Baichuan.read_shared_fields(fields, interleaved=True), False
     if fields.arch == "baichuan":
         if shared["layers"] not in (LAYERS_OF_7B, LAYERS_OF_13B):
             expected = f"{LAYERS_OF_7B} or {LAYERS_OF_13B} (found {shared['layers']})"
-            raise fields.make_unsupported_error(f"{fields.key('block_count')} of a Baichuan model must be {expected}")
+            raise fields.make_unsupported_error(
+                f"{fields.format_key('block_count')} of a Baichuan model must be {expected}"
+            )
         rotated = shared["layers"] == LAYERS_OF_7B
     return Baichuan(**shared, rotated=rotated)
 
@@ -42,7 +44,7 @@ def block(b: Builder, w: Weights, h: Baichuan, state: PagedState, x: Activation)
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     slopes = () if h.rotated else compute_alibi_slopes(h.attention.heads[state.layer], ALIBI_BIAS)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, slopes=slopes), w.attn_output))
-    return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    return b.add(x, apply_gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
 
 
 CHECKPOINTS = {
@@ -56,7 +58,7 @@ CHECKPOINTS = {
         "reads": {"max_position_embeddings": "max_position_embeddings|model_max_length"},
         "sizes": {"fused_rows": "queries + 2 * keys"}, "amounts": {"rope.dimension_count": "head_dim"},
         "metadata": {"tensor_data_layout": "Meta AI original pth"},  # unused
-        "read": "@llama.baichuan",
+        "read": "@llama.read_baichuan",
     },
     "GPTRefactForCausalLM": {
         "arch": "refact", "layer": "norms",
@@ -73,6 +75,6 @@ CHECKPOINTS = {
             "scale_attn_weights": True,
         },
         "sizes": {"both_keys": "2 * head_dim", "both_hidden": "2 * hidden"}, "metadata": {"rope.freq_base": None},
-        "read": "@gpt.refact",
+        "read": "@gpt.read_refact",
     },
 }  # fmt: skip

@@ -12,7 +12,14 @@ from localllm.arch.families.deepseek2 import attend_to_latents
 from localllm.arch.families.kimi_linear import KimiLinear, apply_delta_heads, read_kimi_hyperparameters, repeat_rates
 from localllm.arch.families.step35 import make_limited_swiglu, read_limits
 from localllm.arch.family import Activation, Builder, HyperparameterReader, LatentState, Recurrent, Weights, frozen
-from localllm.arch.feed_forward import SIGMOID, SOFTMAX, Gate, feed_forward_or_experts, read_own_routing, shared_expert
+from localllm.arch.feed_forward import (
+    SIGMOID,
+    SOFTMAX,
+    Gate,
+    apply_shared_expert,
+    feed_forward_or_experts,
+    read_own_routing,
+)
 from localllm.arch.rope import add_sections, read_sections
 
 LOWEST = 1e3  # magnitude of a lower bound; e^-1000 is 0
@@ -33,15 +40,15 @@ class Ling3(KimiLinear):
 
 
 def read(fields: HyperparameterReader) -> Ling3:
-    common, layers = read_kimi_hyperparameters(fields), fields.layers()
-    lowest = fields.raw("kda.gate_lower_bound")
+    common, layers = read_kimi_hyperparameters(fields), fields.read_layer_count()
+    lowest = fields.read_raw("kda.gate_lower_bound")
     if not isinstance(lowest, float) or not -LOWEST <= lowest < 0:
-        raise fields.wrong("kda.gate_lower_bound", f"a number from {-LOWEST:g} up to 0")
-    if not fields.flag("kda.safe_gate", True):
-        raise fields.make_unsupported_error(f"{fields.key('kda.safe_gate')} must be true")
-    function = fields.count("expert_gating_func")
+        raise fields.make_value_error("kda.gate_lower_bound", f"a number from {-LOWEST:g} up to 0")
+    if not fields.read_flag("kda.safe_gate", True):
+        raise fields.make_unsupported_error(f"{fields.format_key('kda.safe_gate')} must be true")
+    function = fields.read_count("expert_gating_func")
     if function not in (SOFTMAX, SIGMOID):
-        raise fields.wrong("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
+        raise fields.make_value_error("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
     rope = add_sections(fields, replace(common["rope"], interleaved=read_sections(fields) is None))
     return Ling3(
         **common | {"rope": rope},
@@ -68,6 +75,6 @@ def block(b: Builder, w: Weights, h: Ling3, state: LatentState | Recurrent, x: A
         w.require_biases("exp_probs_b")
 
     def beside(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
-        return shared_expert(b, w, x, of_others)
+        return apply_shared_expert(b, w, x, of_others)
 
     return b.add(x, feed_forward_or_experts(b, w, h.routing, y, of_experts if is_mixture else of_others, beside))

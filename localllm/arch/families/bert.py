@@ -10,12 +10,12 @@ from localllm.arch.attention import attend, project_qkv
 from localllm.arch.decoder import pool_texts
 from localllm.arch.encoder import Encoder, embed_tokens, read_encoder_fields
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weights, frozen
-from localllm.arch.feed_forward import ungated_feed_forward
+from localllm.arch.feed_forward import apply_ungated_feed_forward
 
 
 @frozen
 class BERT(Encoder):
-    def rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> Rope | None:
         return None
 
 
@@ -26,10 +26,12 @@ def read(fields: HyperparameterReader) -> BERT:
 def forward(b: Builder, w: Weights, h: BERT) -> Activation:
     x = b.add(embed_tokens(b, w), b.embed_positions(w.position_embd, b.positions))
     x = b.layer_norm(x, w.token_embd_norm, h.epsilon)
-    for state in h.states():
-        layer = w.block(state.layer)
+    for state in h.list_states():
+        layer = w.get_layer(state.layer)
         x = apply_attention(b, layer, h, state, x)
-        x = b.layer_norm(b.add(ungated_feed_forward(b, layer, x, b.gelu_erf), x), layer.layer_output_norm, h.epsilon)
+        x = b.layer_norm(
+            b.add(apply_ungated_feed_forward(b, layer, x, b.gelu_erf), x), layer.layer_output_norm, h.epsilon
+        )
     return pool_texts(b, w, h, x)
 
 
@@ -42,7 +44,10 @@ def apply_attention(b: Builder, w: Weights, h: Encoder, state: PagedState, x: Ac
 
 OTHER_HEADS = r"(pooler|cls|lm_head|head|decoder)\..*|embeddings\.position_ids"  # for masked words and other tasks
 TABLES = {"token_types": "types width", "token_embd_norm": "width", "position_embd": "context width"}
-TABLES_BEHIND = {**TABLES, "position_embd": "@bert.behind_padding position_embd.weight[positions width]: context width"}
+TABLES_BEHIND = {
+    **TABLES,
+    "position_embd": "@bert.skip_padding_rows position_embd.weight[positions width]: context width",
+}
 HEAD = {
     "cls.weight": "width width",
     "cls.bias": "width",
@@ -53,22 +58,22 @@ CHECKPOINTS = {
     "BertModel BertForMaskedLM": {
         "layer": "attention feed_forward norms_of_encoder", "whole": TABLES,
         "biased": "attention feed_forward norms_of_encoder token_embd_norm", "decodes": False,
-        "prefixes": "bert. roberta. distilbert.", "unread": OTHER_HEADS, "read": "@bert.bert",
+        "prefixes": "bert. roberta. distilbert.", "unread": OTHER_HEADS, "read": "@bert.read_bert",
     },
     "RobertaModel CamembertModel XLMRobertaModel": {
-        "like": "BertModel", "whole": TABLES_BEHIND, "read": "@bert.roberta",
+        "like": "BertModel", "whole": TABLES_BEHIND, "read": "@bert.read_roberta",
     },
     "DistilBertModel DistilBertForMaskedLM DistilBertForSequenceClassification": {
         "like": "BertModel", "whole": {"token_embd_norm": "width", "position_embd": "context width"},
-        "unread": rf"{OTHER_HEADS}|vocab_.*|(pre_)?classifier\..*", "read": "@bert.distilbert",
+        "unread": rf"{OTHER_HEADS}|vocab_.*|(pre_)?classifier\..*", "read": "@bert.read_distilbert",
     },
     "BertForSequenceClassification": {
         "like": "BertModel", "whole": {**TABLES, **HEAD},
         "renamed": {"pooler.dense": "cls", "classifier": "cls.output"}, "unread": r"embeddings\.position_ids",
-        "read": "@bert.rank",
+        "read": "@bert.read_rank",
     },
     "RobertaForSequenceClassification XLMRobertaForSequenceClassification": {
         "like": "RobertaModel", "whole": {**TABLES_BEHIND, **HEAD},
-        "renamed": {"classifier.dense": "cls", "classifier.out_proj": "cls.output"}, "read": "@bert.roberta_rank",
+        "renamed": {"classifier.dense": "cls", "classifier.out_proj": "cls.output"}, "read": "@bert.read_roberta_rank",
     },
 }  # fmt: skip

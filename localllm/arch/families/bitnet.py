@@ -11,9 +11,11 @@ from localllm.arch.metadata import format_value
 
 def read(fields: HyperparameterReader) -> Transformer:
     for name in ("hidden_act", "hidden_activation"):
-        if (activation := fields.raw(name, "silu")) != "silu":
-            raise fields.make_unsupported_error(f"{fields.key(name)} must be silu (found {format_value(activation)})")
-    return Transformer(**Transformer.shared_fields(fields, interleaved=False))
+        if (activation := fields.read_raw(name, "silu")) != "silu":
+            raise fields.make_unsupported_error(
+                f"{fields.format_key(name)} must be silu (found {format_value(activation)})"
+            )
+    return Transformer(**Transformer.read_shared_fields(fields, interleaved=False))
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation) -> Activation:
@@ -29,13 +31,13 @@ CHECKPOINTS = {
     "BitNetForCausalLM BitnetForCausalLM": {
         "layer": "norms",
         "tensors": {
-            "attn_q": "@llama.ternary self_attn.q_proj.weight: queries width",
-            "attn_k": "@llama.ternary self_attn.k_proj.weight: keys width",
-            "attn_v": "@llama.ternary self_attn.v_proj.weight: keys width",
-            "attn_output": "@llama.ternary self_attn.o_proj.weight: width queries",
-            "ffn_gate": "@llama.ternary mlp.gate_proj.weight: hidden width",
-            "ffn_up": "@llama.ternary mlp.up_proj.weight: hidden width",
-            "ffn_down": "@llama.ternary mlp.down_proj.weight: width hidden", "attn_sub_norm": "width",
+            "attn_q": "@llama.round_to_ternary self_attn.q_proj.weight: queries width",
+            "attn_k": "@llama.round_to_ternary self_attn.k_proj.weight: keys width",
+            "attn_v": "@llama.round_to_ternary self_attn.v_proj.weight: keys width",
+            "attn_output": "@llama.round_to_ternary self_attn.o_proj.weight: width queries",
+            "ffn_gate": "@llama.round_to_ternary mlp.gate_proj.weight: hidden width",
+            "ffn_up": "@llama.round_to_ternary mlp.up_proj.weight: hidden width",
+            "ffn_down": "@llama.round_to_ternary mlp.down_proj.weight: width hidden", "attn_sub_norm": "width",
             "ffn_sub_norm": "hidden",
         },
         "only": {"attention_bias": False}, "metadata": {"rope.scaling.type": "linear", "rope.scaling.factor": 1.0},

@@ -12,7 +12,7 @@ from localllm.arch.family import Activation, Builder, HyperparameterReader, Weig
 
 
 def read(fields: HyperparameterReader) -> MPT:
-    shared = MPT.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
+    shared = MPT.read_shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
     return MPT(**shared, limit=0.0, alibi_bias=ALIBI_BIAS)
 
 
@@ -32,7 +32,8 @@ CHECKPOINTS = {
         "whole": {"token_embd_norm": "width"}, "biased": "attn_output feed_forward norms output_norm token_embd_norm",
         "prefixes": "transformer.", "layer_norm": "layer_norm_epsilon",
         "only": {"apply_residual_connection_post_layernorm": False}, "sizes": {"fused_rows": "3 * width"},
-        "amounts": {"context_length": "seq_length=2048"}, "metadata": {"rope.freq_base": None}, "read": "@gpt.bloom",
+        "amounts": {"context_length": "seq_length=2048"}, "metadata": {"rope.freq_base": None},
+        "read": "@gpt.read_bloom",
         "defaults": {"tie_word_embeddings": True},
     },
 }  # fmt: skip

@@ -11,7 +11,7 @@ import numpy as np
 from localllm.arch.attention import Transformer, attend, project_qkv
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weight, Weights, frozen
-from localllm.arch.feed_forward import gated_feed_forward
+from localllm.arch.feed_forward import apply_gated_feed_forward
 
 HEAD_EPSILON = 1e-5
 IMAGES = slice(4, 8196)  # tokens
@@ -24,9 +24,9 @@ class Chameleon(Transformer):
 
 def read(fields: HyperparameterReader) -> Chameleon:
     if fields.vocab_size < IMAGES.stop:
-        raise fields.error(f"the vocabulary must have at least {IMAGES.stop} tokens (found {fields.vocab_size})")
-    common = Chameleon.shared_fields(fields, interleaved=True, rotates_all=True)
-    return Chameleon(**common, norms_behind=fields.flag("swin_norm", False))
+        raise fields.make_error(f"the vocabulary must have at least {IMAGES.stop} tokens (found {fields.vocab_size})")
+    common = Chameleon.read_shared_fields(fields, interleaved=True, rotates_all=True)
+    return Chameleon(**common, norms_behind=fields.read_flag("swin_norm", False))
 
 
 def forward(b: Builder, w: Weights, h: Chameleon) -> Activation:
@@ -38,8 +38,8 @@ def forward(b: Builder, w: Weights, h: Chameleon) -> Activation:
 def normalize_heads(b: Builder, h: Chameleon, x: Activation, weight: Weight, heads: int) -> Activation:
     """Apply each head's layer norm."""
     head_dim = h.attention.head_dim
-    bias = weight.bias.require_shape(heads, head_dim).flat() if weight.bias else None
-    return b.layer_norm(x, replace(weight.require_shape(heads, head_dim).flat(), bias=bias), HEAD_EPSILON, head_dim)
+    bias = weight.bias.require_shape(heads, head_dim).flatten() if weight.bias else None
+    return b.layer_norm(x, replace(weight.require_shape(heads, head_dim).flatten(), bias=bias), HEAD_EPSILON, head_dim)
 
 
 def block(b: Builder, w: Weights, h: Chameleon, state: PagedState, x: Activation) -> Activation:
@@ -58,4 +58,4 @@ def block(b: Builder, w: Weights, h: Chameleon, state: PagedState, x: Activation
     x = b.add(x, y)
     # With post-norms, the network reads attention's output instead of the residual stream, as in llama.cpp.
     y = y if h.norms_behind else before(x, w.ffn_norm)
-    return b.add(x, behind(gated_feed_forward(b, w, y, b.swiglu), w.ffn_norm))
+    return b.add(x, behind(apply_gated_feed_forward(b, w, y, b.swiglu), w.ffn_norm))

@@ -12,9 +12,11 @@ __all__ = ["forward", "read"]
 
 
 def read(fields: HyperparameterReader) -> Transformer:
-    return Transformer(**Transformer.shared_fields(fields, interleaved=True))
+    return Transformer(**Transformer.read_shared_fields(fields, interleaved=True))
 
 
 CHECKPOINTS = {
-    "GlmForCausalLM": {"like": "Glm4ForCausalLM", "layer": "attention fused_gated norms", "read": "@deepseek.chatglm"},
+    "GlmForCausalLM": {
+        "like": "Glm4ForCausalLM", "layer": "attention fused_gated norms", "read": "@deepseek.read_chatglm",
+    },
 }  # fmt: skip

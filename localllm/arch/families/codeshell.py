@@ -19,6 +19,6 @@ CHECKPOINTS = {
         "activations": "gelu", "layer_norm": "layer_norm_epsilon",
         "only": {"position_embedding_type": "rope", "group_query_attention": True, "scale_attn_weights": True},
         "sizes": {"fused_rows": "queries + 2 * keys"},
-        "metadata": {"rope.scaling.type": "linear", "rope.scaling.factor": 1.0}, "read": "@gpt.codeshell",
+        "metadata": {"rope.scaling.type": "linear", "rope.scaling.factor": 1.0}, "read": "@gpt.read_codeshell",
     },
 }  # fmt: skip

@@ -18,19 +18,21 @@ def read(fields: HyperparameterReader) -> Transformer:
 
     Raises ModelError, also for a rotation that llama.cpp does not compute for this family.
     """
-    h = Transformer(**Transformer.shared_fields(fields, interleaved=False))
+    h = Transformer(**Transformer.read_shared_fields(fields, interleaved=False))
     a, rope = h.attention, h.attention.rope
     if rope != Rope(a.head_dim, a.head_dim, False, original_context=rope.original_context):
         raise fields.make_unsupported_error(f"{fields.prefix}rope.*: RoPE must rotate whole heads with the base 10000")
     if a.heads != a.kv_heads or a.heads[0] * a.head_dim != h.width:
-        raise fields.make_unsupported_error(f"{fields.key('attention.head_count_kv')} must equal attention.head_count")
+        raise fields.make_unsupported_error(
+            f"{fields.format_key('attention.head_count_kv')} must equal attention.head_count"
+        )
     return h
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
     logits = apply_decoder(b, w, h, block, factors=None)
     for layer in range(h.layers):
-        of_layer = w.block(layer)
+        of_layer = w.get_layer(layer)
         for of_text, of_images in IMAGE_NAMES.items():
             b.ignore(of_layer.require(of_images).require_shape(*of_layer.require(of_text).shape))
     return logits

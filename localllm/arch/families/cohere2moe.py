@@ -8,7 +8,7 @@ from localllm.arch.attention import LAYER_EPSILON, RMS_EPSILON, attend, project_
 from localllm.arch.decoder import MtpOutput, apply_decoder, apply_mtp_layer
 from localllm.arch.families.command_r import Cohere2
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weight, Weights, frozen
-from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
+from localllm.arch.feed_forward import SIGMOID, apply_shared_expert, feed_forward_or_experts, read_own_routing
 
 
 @frozen
@@ -24,8 +24,8 @@ class Cohere2MoE(Cohere2):
     dense: int
     has_shared: bool
 
-    def rope(self, layer: int) -> Rope | None:
-        return self.attention.rope if layer < self.dense or layer >= self.layers else super().rope(layer)
+    def get_rope(self, layer: int) -> Rope | None:
+        return self.attention.rope if layer < self.dense or layer >= self.layers else super().get_rope(layer)
 
 
 def read(fields: HyperparameterReader) -> Cohere2MoE:
@@ -33,35 +33,35 @@ def read(fields: HyperparameterReader) -> Cohere2MoE:
     centered = not fields.has(RMS_EPSILON)
     epsilon = LAYER_EPSILON if centered else RMS_EPSILON
     return Cohere2MoE(
-        **Cohere2MoE.shared_fields(fields, interleaved=True, epsilon=epsilon, rotates_all=True),
+        **Cohere2MoE.read_shared_fields(fields, interleaved=True, epsilon=epsilon, rotates_all=True),
         windows=read_windows(fields, period=None),
-        logit_scale=fields.number("logit_scale") or 1.0,
+        logit_scale=fields.read_number("logit_scale") or 1.0,
         centered=centered,
-        dense=fields.count("leading_dense_block_count", 0),
-        has_shared=fields.count("expert_shared_count", 0) > 0,
+        dense=fields.read_count("leading_dense_block_count", 0),
+        has_shared=fields.read_count("expert_shared_count", 0) > 0,
         routing=read_own_routing(fields, SIGMOID),
     )
 
 
-def norm(b: Builder, h: Cohere2MoE, x: Activation, weight: Weight) -> Activation:
+def apply_norm(b: Builder, h: Cohere2MoE, x: Activation, weight: Weight) -> Activation:
     """Apply a layer norm or an RMS norm."""
     return (b.layer_norm if h.centered else b.rms_norm)(x, weight, h.epsilon)
 
 
 def forward(b: Builder, w: Weights, h: Cohere2MoE) -> Activation:
-    return b.scale(apply_decoder(b, w, h, block, norm=lambda x: norm(b, h, x, w.output_norm)), h.logit_scale)
+    return b.scale(apply_decoder(b, w, h, block, norm=lambda x: apply_norm(b, h, x, w.output_norm)), h.logit_scale)
 
 
 def block(b: Builder, w: Weights, h: Cohere2MoE, state: PagedState, x: Activation) -> Activation:
-    y, both = norm(b, h, x, w.attn_norm), h.has_shared and state.layer >= h.dense
+    y, both = apply_norm(b, h, x, w.attn_norm), h.has_shared and state.layer >= h.dense
     q, k, v = project_qkv(b, w, h, state.layer, y)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
-    y = feed_forward_or_experts(b, w, h.routing, y, b.swiglu, shared_expert if both else None)
+    y = feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert if both else None)
     return b.add(x, b.scale(y, 0.5) if both else y)
 
 
 def draft(b: Builder, w: Weights, h: Cohere2MoE, hidden: Activation) -> MtpOutput:
-    output = apply_mtp_layer(b, w, h, hidden, block, lambda x, weight: norm(b, h, x, weight))
+    output = apply_mtp_layer(b, w, h, hidden, block, lambda x, weight: apply_norm(b, h, x, weight))
     return MtpOutput(output.hidden, b.scale(output.logits, h.logit_scale))
 
 

@@ -9,13 +9,13 @@ from localllm.arch.attention import (
     LAYER_EPSILON,
     WindowedTransformer,
     attend,
-    layer_norm_heads,
+    normalize_heads_by_layer_norm,
     project_qkv,
     read_windows,
 )
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weights, frozen
-from localllm.arch.feed_forward import gated_feed_forward
+from localllm.arch.feed_forward import apply_gated_feed_forward
 
 
 @frozen
@@ -31,14 +31,17 @@ class Cohere(WindowedTransformer):
 
 @frozen
 class Cohere2(Cohere):
-    def rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> Rope | None:
         return self.attention.rope if self.windows[layer] else None
 
 
 def read(fields: HyperparameterReader) -> Cohere:
-    shared, is_second = Cohere.shared_fields(fields, interleaved=True, epsilon=LAYER_EPSILON), fields.arch == "cohere2"
+    shared, is_second = (
+        Cohere.read_shared_fields(fields, interleaved=True, epsilon=LAYER_EPSILON),
+        fields.arch == "cohere2",
+    )
     windows = read_windows(fields, period=4) if is_second else (None,) * shared["layers"]
-    scale = fields.number("logit_scale") or 1.0
+    scale = fields.read_number("logit_scale") or 1.0
     return (Cohere2 if is_second else Cohere)(**shared, windows=windows, logit_scale=scale)
 
 
@@ -50,9 +53,9 @@ def forward(b: Builder, w: Weights, h: Cohere) -> Activation:
 def block(b: Builder, w: Weights, h: Cohere, state: PagedState, x: Activation) -> Activation:
     y = b.layer_norm(x, w.attn_norm, h.epsilon)
     q, k, v = project_qkv(b, w, h, state.layer, y)
-    q, k = layer_norm_heads(b, w, h, q, k)
+    q, k = normalize_heads_by_layer_norm(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
-    return b.add(x, gated_feed_forward(b, w, y, b.swiglu))
+    return b.add(x, apply_gated_feed_forward(b, w, y, b.swiglu))
 
 
 CHECKPOINTS = {

@@ -12,8 +12,8 @@ from localllm.arch.feed_forward import feed_forward_or_experts, read_routing
 
 
 def read(fields: HyperparameterReader) -> OLMo:
-    shared = OLMo.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON, rotates_all=True)
-    return OLMo(**shared, limit=fields.number("attention.clamp_kqv"), routing=read_routing(fields))
+    shared = OLMo.read_shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON, rotates_all=True)
+    return OLMo(**shared, limit=fields.read_number("attention.clamp_kqv"), routing=read_routing(fields))
 
 
 def forward(b: Builder, w: Weights, h: OLMo) -> Activation:

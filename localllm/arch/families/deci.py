@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from localllm.arch.attention import RMS_EPSILON, Attention, Transformer, attend, project_qkv, select_rope_factors
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weight, Weights, frozen
-from localllm.arch.feed_forward import gated_feed_forward
+from localllm.arch.feed_forward import apply_gated_feed_forward
 from localllm.arch.rope import read_rope
 
 
@@ -16,7 +16,7 @@ from localllm.arch.rope import read_rope
 class Deci(Transformer):
     feeds: tuple[bool, ...]  # by layer, whether it has a feed-forward network
 
-    def states(self) -> Sequence[PagedState]:
+    def list_states(self) -> Sequence[PagedState]:
         a = self.attention
         return [
             PagedState(layer, kv_heads, a.head_dim, a.head_dim)
@@ -26,30 +26,30 @@ class Deci(Transformer):
 
 
 def read(fields: HyperparameterReader) -> Deci:
-    common = fields.common()
+    common = fields.read_common()
     heads, kv_heads = (
-        fields.counts(f"attention.{name}", common["layers"], 0) for name in ("head_count", "head_count_kv")
+        fields.read_counts(f"attention.{name}", common["layers"], 0) for name in ("head_count", "head_count_kv")
     )
     if not heads[0] or any(kv_count and count % kv_count for count, kv_count in zip(heads, kv_heads, strict=True)):
-        raise fields.error(
-            f"{fields.key('attention.head_count')} must be divisible by attention.head_count_kv in every layer"
+        raise fields.make_error(
+            f"{fields.format_key('attention.head_count')} must be divisible by attention.head_count_kv in every layer"
         )
-    head_dim = fields.count("attention.key_length", common["width"] // heads[0])
-    if fields.count("attention.value_length", head_dim) != head_dim:
+    head_dim = fields.read_count("attention.key_length", common["width"] // heads[0])
+    if fields.read_count("attention.value_length", head_dim) != head_dim:
         raise fields.make_unsupported_error("attention.value_length must equal attention.key_length")
     rope = read_rope(fields, head_dim, interleaved=True)
     if rope.dims != head_dim:
-        raise fields.error(f"{fields.key('rope.dimension_count')} must be {head_dim} (found {rope.dims})")
-    feeds = tuple(length > 0 for length in fields.counts("feed_forward_length", common["layers"], 0))
+        raise fields.make_error(f"{fields.format_key('rope.dimension_count')} must be {head_dim} (found {rope.dims})")
+    feeds = tuple(length > 0 for length in fields.read_counts("feed_forward_length", common["layers"], 0))
     attention = Attention(heads, kv_heads, head_dim, rope, head_dim)
-    return Deci(**common, attention=attention, epsilon=fields.epsilon(RMS_EPSILON), feeds=feeds)
+    return Deci(**common, attention=attention, epsilon=fields.read_epsilon(RMS_EPSILON), feeds=feeds)
 
 
 def forward(b: Builder, w: Weights, h: Deci) -> Activation:
     x, factors = b.embed(w.token_embd, b.ids), select_rope_factors(b, w, h)
-    states = {state.layer: state for state in h.states()}
+    states = {state.layer: state for state in h.list_states()}
     for layer in range(h.layers):
-        x = block(b, w.block(layer), h, layer, states.get(layer), x, factors)
+        x = block(b, w.get_layer(layer), h, layer, states.get(layer), x, factors)
     x = b.rms_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
     return b.linear(x, w.get("output") or w.token_embd)
 
@@ -59,7 +59,7 @@ def block(
 ) -> Activation:
     """Apply one layer: attention if it has any, then the feed-forward network."""
     if not h.feeds[layer]:
-        b.ignore(*w.all())
+        b.ignore(*w.list_all())
         return x
     if h.attention.heads[layer]:
         y = b.rms_norm(x, w.attn_norm, h.epsilon)
@@ -67,4 +67,4 @@ def block(
             q, k, v = project_qkv(b, w, h, layer, y)
             y = attend(b, h, state, q, k, v, factors)
         x = b.add(x, b.linear(y, w.attn_output))
-    return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    return b.add(x, apply_gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

@@ -6,7 +6,13 @@ selection has a bias, and in Ling if the file says so.
 
 from localllm.arch.attention import Transformer, attend, project_qkv
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weights, frozen
-from localllm.arch.feed_forward import SOFTMAX, feed_forward_or_experts, read_own_routing, read_routing, shared_expert
+from localllm.arch.feed_forward import (
+    SOFTMAX,
+    apply_shared_expert,
+    feed_forward_or_experts,
+    read_own_routing,
+    read_routing,
+)
 
 
 @frozen
@@ -15,14 +21,14 @@ class DeepSeek(Transformer):
 
 
 def read(fields: HyperparameterReader) -> DeepSeek:
-    common = DeepSeek.shared_fields(fields, interleaved=True, rotates_all=True)
+    common = DeepSeek.read_shared_fields(fields, interleaved=True, rotates_all=True)
     if fields.arch == "deepseek2-ocr":
         return read_ocr(fields)
     if fields.arch == "ernie4_5-moe":
-        has_shared = fields.count("expert_shared_feed_forward_length", 0) > 0
+        has_shared = fields.read_count("expert_shared_feed_forward_length", 0) > 0
         return DeepSeek(**common, routing=read_routing(fields), has_shared=has_shared)
-    normalized = fields.arch == "bailingmoe" and fields.flag("expert_weights_norm", False)
-    scale = fields.number("expert_weights_scale", 0.0) or 1.0
+    normalized = fields.arch == "bailingmoe" and fields.read_flag("expert_weights_norm", False)
+    scale = fields.read_number("expert_weights_scale", 0.0) or 1.0
     return DeepSeek(**common, routing=read_routing(fields, SOFTMAX, normalized, scale), has_shared=True)
 
 
@@ -31,7 +37,7 @@ def read_ocr(fields: HyperparameterReader) -> DeepSeek:
 
     Raises ModelError.
     """
-    common = DeepSeek.shared_fields(fields, interleaved=False, rotates_all=True)
+    common = DeepSeek.read_shared_fields(fields, interleaved=False, rotates_all=True)
     rope = common["attention"].rope
     if rope != Rope(rope.head_dim, rope.head_dim, False, original_context=rope.original_context):
         raise fields.make_unsupported_error(f"{fields.prefix}rope.*: RoPE must have the base 10000")
@@ -41,7 +47,7 @@ def read_ocr(fields: HyperparameterReader) -> DeepSeek:
 def block(b: Builder, w: Weights, h: DeepSeek, state: PagedState, x: Activation) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
-    y, beside = b.rms_norm(x, w.ffn_norm, h.epsilon), shared_expert if h.has_shared else None
+    y, beside = b.rms_norm(x, w.ffn_norm, h.epsilon), apply_shared_expert if h.has_shared else None
     return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, beside))
 
 
@@ -58,7 +64,7 @@ CHECKPOINTS = {
         "experts": "moe_intermediate_size n_routed_experts",
         "sizes": {"leading_dense": "first_k_dense_replace=0", "shared_hidden": "n_shared_experts * expert_hidden"},
         "amounts": {**EARLY_EXPERTS, "expert_shared_count": "n_shared_experts"},
-        "metadata": {"expert_weights_scale": 1.0, "rope.scaling.type": "none"}, "read": "@deepseek.deepseek",
+        "metadata": {"expert_weights_scale": 1.0, "rope.scaling.type": "none"}, "read": "@deepseek.read_deepseek",
     },
     "BailingMoeForCausalLM": {
         "arch": "bailingmoe", "layer": "norms", "parts": {"< leading_dense": ("gated", "experts shared_expert")},
@@ -91,7 +97,7 @@ CHECKPOINTS = {
             "leading_dense_block_count": "leading_dense", "expert_feed_forward_length": "expert_hidden",
             "expert_shared_count": "moe_num_shared_experts=0", "expert_shared_feed_forward_length": "?shared_hidden",
         },
-        "metadata": {"interleave_moe_layer_step": 1}, "read": "@deepseek.ernie",
+        "metadata": {"interleave_moe_layer_step": 1}, "read": "@deepseek.read_ernie",
         "defaults": {
             "tie_word_embeddings": True, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "moe_layer_start_index": 1,
             "moe_k": 6, "moe_num_experts": 64, "moe_num_shared_experts": 2,

@@ -25,7 +25,7 @@ from localllm.arch.family import (
     Weight,
     Weights,
 )
-from localllm.arch.feed_forward import SIGMOID, SOFTMAX, feed_forward_or_experts, read_own_routing, shared_expert
+from localllm.arch.feed_forward import SIGMOID, SOFTMAX, apply_shared_expert, feed_forward_or_experts, read_own_routing
 from localllm.arch.rope import compute_yarn_magnitude, read_rope
 from localllm.arch.verbs import Routing
 from localllm.frozen import frozen
@@ -55,7 +55,7 @@ class DeepSeek2(Hyperparameters):
     temperature: float = field(default=0.0, kw_only=True)
     temperature_length: int = field(default=1, kw_only=True)
 
-    def states(self) -> Sequence[LatentState | PagedState]:
+    def list_states(self) -> Sequence[LatentState | PagedState]:
         key_dim = self.key_dim + self.rope.dims
         if self.keeps_latent:
             return [LatentState(layer, self.latent + self.rope.dims, self.latent) for layer in range(self.layers)]
@@ -63,34 +63,34 @@ class DeepSeek2(Hyperparameters):
 
 
 def read(fields: HyperparameterReader) -> DeepSeek2:
-    temperature = fields.number("attention.temperature_scale", 0.0)
+    temperature = fields.read_number("attention.temperature_scale", 0.0)
     return DeepSeek2(
         **read_latent_attention(fields),
         temperature=temperature,
-        temperature_length=fields.count("attention.temperature_length", None if temperature else 1),
+        temperature_length=fields.read_count("attention.temperature_length", None if temperature else 1),
         routing=read_own_routing(fields, SIGMOID if fields.vocab_size == VOCABULARY_OF_GLM else SOFTMAX),
     )
 
 
 def read_latent_attention(fields: HyperparameterReader) -> dict[str, Any]:
     """Read the hyperparameters shared by models with latent attention. Raises ModelError."""
-    keeps_latent = fields.raw("attention.key_length_mla") is not None
-    suffix, dims = "_mla" if keeps_latent else "", fields.count("rope.dimension_count")
-    key_dim, value_dim = (fields.count(f"attention.{side}_length{suffix}") for side in ("key", "value"))
-    heads, latent = fields.count("attention.head_count"), fields.count("attention.kv_lora_rank")
-    kv_heads = fields.count("attention.head_count_kv", heads)
+    keeps_latent = fields.read_raw("attention.key_length_mla") is not None
+    suffix, dims = "_mla" if keeps_latent else "", fields.read_count("rope.dimension_count")
+    key_dim, value_dim = (fields.read_count(f"attention.{side}_length{suffix}") for side in ("key", "value"))
+    heads, latent = fields.read_count("attention.head_count"), fields.read_count("attention.kv_lora_rank")
+    kv_heads = fields.read_count("attention.head_count_kv", heads)
     if key_dim <= dims or kv_heads != (1 if keeps_latent else heads):
-        raise fields.error(
+        raise fields.make_error(
             f"the key dimension {key_dim} must exceed rope.dimension_count {dims}, and attention.head_count_kv be "
             f"{1 if keeps_latent else heads} (found {kv_heads})"
         )
     for side, length in (("key", latent + dims), ("value", latent)) if keeps_latent else ():
-        if fields.count(f"attention.{side}_length", length) != length:
-            raise fields.error(f"{fields.key(f'attention.{side}_length')} must be {length}")
+        if fields.read_count(f"attention.{side}_length", length) != length:
+            raise fields.make_error(f"{fields.format_key(f'attention.{side}_length')} must be {length}")
     rope, sharpness = read_scaled_rope(fields, dims)
     return {
-        **fields.common(),
-        "epsilon": fields.epsilon(RMS_EPSILON),
+        **fields.read_common(),
+        "epsilon": fields.read_epsilon(RMS_EPSILON),
         "heads": heads,
         "key_dim": key_dim - dims,
         "value_dim": value_dim,
@@ -107,10 +107,10 @@ def read_scaled_rope(fields: HyperparameterReader, dims: int) -> tuple[Rope, flo
     Files have a tenth of the model's multiplier. With a multiplier, YaRN has no attention factor for the rotated
     dimensions; without one, and with linear scaling, scores get YaRN's usual factor, as in llama.cpp.
     """
-    rope, multiplier = read_rope(fields, dims, True), fields.number("rope.scaling.yarn_log_multiplier", 0.0)
+    rope, multiplier = read_rope(fields, dims, True), fields.read_number("rope.scaling.yarn_log_multiplier", 0.0)
     if rope.by_factors:
         raise fields.make_unsupported_error("rope scaling longrope is not supported")
-    length = fields.factor("rope.scaling.attn_factor", 1.0)
+    length = fields.read_factor("rope.scaling.attn_factor", 1.0)
     if rope.yarn and multiplier:
         rope = replace(rope, magnitude=length)
     else:
@@ -123,7 +123,7 @@ def block(b: Builder, w: Weights, h: DeepSeek2, state: LatentState | PagedState,
     y = attend_to_latents(b, w, h, state, y) if isinstance(state, LatentState) else attend_to_keys(b, w, h, state, y)
     x = b.add(x, b.linear(y, w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, shared_expert))
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
 
 
 def draft(b: Builder, w: Weights, h: DeepSeek2, hidden: Activation) -> MtpOutput:
@@ -190,9 +190,9 @@ V3 = {
 }  # fmt: skip
 CHECKPOINTS = {
     "DeepseekV2ForCausalLM": {
-        "layer": "@deepseek.deepseek2_layer", "scalings": "yarn",
+        "layer": "@deepseek.list_deepseek2_tensors", "scalings": "yarn",
         "only": {"rope_interleave": True, "moe_layer_freq": 1}, "amounts": {"vocab_size": "vocab"},
-        "read": "@deepseek.deepseek2", "defaults": {"topk_method": "greedy", "n_shared_experts": 2},
+        "read": "@deepseek.read_deepseek2", "defaults": {"topk_method": "greedy", "n_shared_experts": 2},
     },
     "DeepseekV3ForCausalLM": {
         "like": "DeepseekV2ForCausalLM",
@@ -202,6 +202,6 @@ CHECKPOINTS = {
         "like": "DeepseekV2ForCausalLM", "defaults": {**V3, "routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5},
     },
     "YoutuForCausalLM": {  # without experts
-        "like": "DeepseekV2ForCausalLM", "read": "@deepseek.youtu", "defaults": {"tie_word_embeddings": True},
+        "like": "DeepseekV2ForCausalLM", "read": "@deepseek.read_youtu", "defaults": {"tie_word_embeddings": True},
     },
 }  # fmt: skip

@@ -23,7 +23,7 @@ from localllm.arch.family import (
     Weights,
     frozen,
 )
-from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
+from localllm.arch.feed_forward import SIGMOID, apply_shared_expert, feed_forward_or_experts, read_own_routing
 
 KEY_EPSILON = 1e-6  # of the norm of an indexer's keys
 TYPES = "attention.indexer.types"
@@ -47,7 +47,7 @@ class Indexer:
     count: int
     layers: tuple[int, ...]
 
-    def states(self) -> list[LatentState]:
+    def list_states(self) -> list[LatentState]:
         """Return the indexers' states."""
         return [LatentState(layer, self.dim, self.dim, is_index=True) for layer in self.layers]
 
@@ -56,19 +56,19 @@ class Indexer:
 class DeepSeek32(DeepSeek2):
     indexer: Indexer
 
-    def states(self) -> Sequence[LatentState | PagedState]:
-        return [*super().states(), *self.indexer.states()]
+    def list_states(self) -> Sequence[LatentState | PagedState]:
+        return [*super().list_states(), *self.indexer.list_states()]
 
 
 def read(fields: HyperparameterReader) -> DeepSeek32:
-    if fields.raw("attention.key_length_mla") is None:
+    if fields.read_raw("attention.key_length_mla") is None:
         raise fields.make_unsupported_error(
             f"{fields.arch} models with fused matrices of keys and values are not supported"
         )
     common, is_glm = read_latent_attention(fields), fields.arch == "glm-dsa"
     layers = common["layers"]
     usual = [1] * layers
-    if is_glm and fields.count("context_length") >= LONG:
+    if is_glm and fields.read_count("context_length") >= LONG:
         usual = [int(layer < 2 or layer % 4 == 2) for layer in range(layers)]
     return DeepSeek32(
         **common,
@@ -87,22 +87,24 @@ def read_indexer(
     usual: whether each layer has an indexer, for files that do not list them.  needs_first: whether the first layer
     must have one, as in most models.
     """
-    heads, dim, count = (fields.count(f"attention.indexer.{name}") for name in ("head_count", "key_length", "top_k"))
+    heads, dim, count = (
+        fields.read_count(f"attention.indexer.{name}") for name in ("head_count", "key_length", "top_k")
+    )
     if rope.dims > dim - at_end:
-        raise fields.error(f"attention.indexer.key_length {dim} is too small for rope.dimension_count {rope.dims}")
+        raise fields.make_error(f"attention.indexer.key_length {dim} is too small for rope.dimension_count {rope.dims}")
     expected, chooses = f"yes or no for each of {len(usual)} layers", list(usual)
-    if fields.raw(TYPES) is not None:
-        chooses = fields.array(TYPES, "biu", expected).tolist()
+    if fields.read_raw(TYPES) is not None:
+        chooses = fields.read_array(TYPES, "biu", expected).tolist()
     if len(chooses) != len(usual) or not any(chooses[:1] if needs_first else chooses):
-        raise fields.wrong(TYPES, expected)
+        raise fields.make_value_error(TYPES, expected)
     choosing = tuple(layer for layer, does in enumerate(chooses) if does)
     return Indexer(heads, dim, replace(rope, interleaved=interleaved), at_end, epsilon, count, choosing)
 
 
 def forward(b: Builder, w: Weights, h: DeepSeek32) -> Activation:
     x, selected = b.embed(w.token_embd, b.ids), None
-    for state in h.layer_states():
-        block = w.block(state.layer)
+    for state in h.list_layer_states():
+        block = w.get_layer(state.layer)
         y = b.rms_norm(x, block.attn_norm, h.epsilon)
         narrow = narrow_queries(b, block, h.epsilon, y)
         if index := find_index_state(h.indexer, state.layer):
@@ -110,13 +112,13 @@ def forward(b: Builder, w: Weights, h: DeepSeek32) -> Activation:
         attended = attend_to_selected(b, block, h, state, AttentionScores(h.heads, h.scale, chosen=selected), narrow, y)
         x = b.add(x, b.linear(attended, block.attn_output))
         y = b.rms_norm(x, block.ffn_norm, h.epsilon)
-        x = b.add(x, feed_forward_or_experts(b, block, h.routing, y, b.swiglu, shared_expert))
+        x = b.add(x, feed_forward_or_experts(b, block, h.routing, y, b.swiglu, apply_shared_expert))
     return compute_logits(b, w, h, x)
 
 
 def find_index_state(indexer: Indexer, layer: int) -> LatentState | None:
     """Return the state of a layer's indexer; None if it has none."""
-    return next((state for state in indexer.states() if state.layer == layer), None)
+    return next((state for state in indexer.list_states() if state.layer == layer), None)
 
 
 def select_indexed_keys(
@@ -165,12 +167,14 @@ def attend_to_selected(
 
 CHECKPOINTS = {
     "DeepseekV32ForCausalLM": {
-        "like": "DeepseekV3ForCausalLM", "layer": "@deepseek.deepseek2_layer @deepseek.indexer",
-        "named_as": "deepseek2", "read": "@deepseek.deepseek32",
+        "like": "DeepseekV3ForCausalLM", "layer": "@deepseek.list_deepseek2_tensors @deepseek.list_indexer_tensors",
+        "named_as": "deepseek2", "read": "@deepseek.read_deepseek32",
     },
     "GlmMoeDsaForCausalLM": {
-        "arch": "glm-dsa", "like": "DeepseekV32ForCausalLM", "layer": "@deepseek.deepseek2_layer @deepseek.indexer",
-        "only": {"rope_interleave": True, "moe_layer_freq": 1, "attention_bias": False}, "read": "@deepseek.glm_dsa",
+        "arch": "glm-dsa", "like": "DeepseekV32ForCausalLM",
+        "layer": "@deepseek.list_deepseek2_tensors @deepseek.list_indexer_tensors",
+        "only": {"rope_interleave": True, "moe_layer_freq": 1, "attention_bias": False},
+        "read": "@deepseek.read_glm_dsa",
         "defaults": {
             "topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True, "routed_scaling_factor": 2.5,
             "n_shared_experts": 1, "rms_norm_eps": 1e-5, "first_k_dense_replace": 3,

@@ -32,9 +32,9 @@ from localllm.arch.family import (
 from localllm.arch.feed_forward import (
     ROOT_OF_SOFTPLUS,
     apply_experts,
+    apply_shared_expert,
     collect_expert_matrices,
     read_routing,
-    shared_expert,
 )
 from localllm.arch.hyper_connections import compute_mixing_logits, concat_streams
 from localllm.arch.rope import read_base
@@ -86,10 +86,10 @@ class DeepSeek4(Hyperparameters):
     hashed: int
     limits: tuple[tuple[float, ...], tuple[float, ...]]
 
-    def states(self) -> Sequence[State]:
-        return [state for layer in range(self.layers) for state in self.of_layer(layer) if state]
+    def list_states(self) -> Sequence[State]:
+        return [state for layer in range(self.layers) for state in self.get_layer_states(layer) if state]
 
-    def of_layer(self, layer: int) -> LayerStates:
+    def get_layer_states(self, layer: int) -> LayerStates:
         """Return a layer's states."""
         near, ratio = LatentState(layer, self.dim, self.dim, self.window), self.ratios[layer]
         if not ratio:
@@ -101,15 +101,15 @@ class DeepSeek4(Hyperparameters):
 
 
 def read(fields: HyperparameterReader) -> DeepSeek4:
-    common, layers, attention = fields.common(), fields.layers(), read_attention(fields, True)
-    rope, ratios = attention.rope, fields.array("attention.compress_ratios", "biu", f"{layers} numbers").tolist()
+    common, layers, attention = fields.read_common(), fields.read_layer_count(), read_attention(fields, True)
+    rope, ratios = attention.rope, fields.read_array("attention.compress_ratios", "biu", f"{layers} numbers").tolist()
     if len(ratios) < layers or not {*ratios} <= {*RATIOS}:
-        raise fields.wrong("attention.compress_ratios", f"{layers} integers, each one of {RATIOS}")
+        raise fields.make_value_error("attention.compress_ratios", f"{layers} integers, each one of {RATIOS}")
     index_heads, index_dim, count = (
-        fields.count(f"attention.indexer.{name}") for name in ("head_count", "key_length", "top_k")
+        fields.read_count(f"attention.indexer.{name}") for name in ("head_count", "key_length", "top_k")
     )
     if {*attention.kv_heads} != {1} or len({*attention.heads}) > 1 or rope.dims >= min(attention.head_dim, index_dim):
-        raise fields.error(
+        raise fields.make_error(
             f"rope.dimension_count {rope.dims} must be below the head dimensions {attention.head_dim} and {index_dim}, "
             "and attention.head_count_kv be 1"
         )
@@ -117,30 +117,30 @@ def read(fields: HyperparameterReader) -> DeepSeek4:
         raise fields.make_unsupported_error("rope scaling longrope is not supported")
     base = read_base(fields, "attention.compress_rope_freq_base", None)
     rope = replace(rope, head_dim=rope.dims, magnitude=1.0)
-    normalized, scale = fields.flag("expert_weights_norm"), fields.number("expert_weights_scale")
+    normalized, scale = fields.read_flag("expert_weights_norm"), fields.read_number("expert_weights_scale")
     routing = read_routing(fields, ROOT_OF_SOFTPLUS, normalized, scale or 1.0)
-    fields.count("expert_gating_func")  # raises if it is missing
+    fields.read_count("expert_gating_func")  # raises if it is missing
     if routing is None:
-        raise fields.error(f"{fields.key('expert_count')} is missing")
+        raise fields.make_error(f"{fields.format_key('expert_count')} is missing")
     of_experts = read_limits(fields, "swiglu_clamp_exp", layers)
     of_others = read_limits(fields, "swiglu_clamp_shexp", layers) if fields.has("swiglu_clamp_shexp") else of_experts
     return DeepSeek4(
         **common,
-        epsilon=fields.epsilon(RMS_EPSILON),
+        epsilon=fields.read_epsilon(RMS_EPSILON),
         heads=attention.heads[0],
         dim=attention.head_dim,
-        window=fields.count("attention.sliding_window"),
+        window=fields.read_count("attention.sliding_window"),
         ratios=tuple(ratios),
-        near=rope.without_scaling(rope.base),
+        near=rope.remove_scaling(rope.base),
         far=replace(rope, base=base),
         index_heads=index_heads,
         index_dim=index_dim,
         count=count,
-        groups=fields.count("attention.output_group_count"),
-        narrow=fields.count("attention.output_lora_rank"),
+        groups=fields.read_count("attention.output_group_count"),
+        narrow=fields.read_count("attention.output_lora_rank"),
         streams=read_mixed_streams(fields),
         routing=routing,
-        hashed=fields.whole("hash_layer_count", None, 0, layers),
+        hashed=fields.read_integer("hash_layer_count", None, 0, layers),
         limits=(of_experts, of_others),
     )
 
@@ -149,9 +149,9 @@ def forward(b: Builder, w: Weights, h: DeepSeek4) -> Activation:
     ignore_mtp_layers(b, w, h)
     x = concat_streams(b, [b.embed(w.token_embd, b.ids)] * h.streams.count)
     for layer in range(h.layers):
-        block = w.block(layer)
+        block = w.get_layer(layer)
         y, add = enter_sublayer(b, block, h, x, "attn")
-        x = add(attention(b, block, h, layer, b.rms_norm(y, block.attn_norm, h.epsilon)))
+        x = add(compute_attention(b, block, h, layer, b.rms_norm(y, block.attn_norm, h.epsilon)))
         y, add = enter_sublayer(b, block, h, x, "ffn")
         x = add(feed_forward(b, block, h, layer, b.rms_norm(y, block.ffn_norm, h.epsilon)))
     x = b.select(x, b.wanted)
@@ -161,7 +161,7 @@ def forward(b: Builder, w: Weights, h: DeepSeek4) -> Activation:
     return b.linear(b.rms_norm(x, w.output_norm, h.epsilon), w.output)
 
 
-def attention(b: Builder, w: Weights, h: DeepSeek4, layer: int, x: Activation) -> Activation:
+def compute_attention(b: Builder, w: Weights, h: DeepSeek4, layer: int, x: Activation) -> Activation:
     """Compute the heads' outputs, undo RoPE in them, and project them group by group."""
     rope, narrow = h.far if h.ratios[layer] else h.near, narrow_queries(b, w, h.epsilon, x)
     q = b.rms_norm(b.linear(narrow, w.attn_q_b), None, h.epsilon, h.dim)
@@ -181,7 +181,7 @@ def attend_near_and_far(
 
     Each is weighted by the sum of its exponentiated scores.
     """
-    states, scores = h.of_layer(layer), AttentionScores(h.heads, h.dim**-0.5, sinks=w.attn_sinks)
+    states, scores = h.get_layer_states(layer), AttentionScores(h.heads, h.dim**-0.5, sinks=w.attn_sinks)
     if not states.far:
         return b.attend(q, k, None, states.near, scores)
     near = b.attend(q, k, None, states.near, replace(scores, sinks=None, logs=True))
@@ -224,11 +224,11 @@ def select_blocks(
 def feed_forward(b: Builder, w: Weights, h: DeepSeek4, layer: int, x: Activation) -> Activation:
     """Apply the experts and a shared one, with clamped gates."""
     of_experts, of_others = (make_limited_swiglu(b, limits[layer]) for limits in h.limits)
-    b.ignore(w.bias("exp_probs_b_vl"))  # the selection bias for images
+    b.ignore(w.get_bias("exp_probs_b_vl"))  # the selection bias for images
     table = w.ffn_gate_tid2eid if layer < h.hashed else None
     bias = None if layer < h.hashed else w.require_bare("exp_probs_b.bias")
     choice = b.route(b.linear(x, w.ffn_gate_inp), h.routing, bias, table)
     return b.add(
         apply_experts(b, collect_expert_matrices(b, w, h.routing.experts), choice, x, of_experts),
-        shared_expert(b, w, x, of_others),
+        apply_shared_expert(b, w, x, of_others),
     )

@@ -17,32 +17,32 @@ MIXTURES = {"llada-moe": False, "rnd1": True}  # whether experts' weights are no
 
 
 @frozen
-class Masked(Transformer):
+class MaskedDiffusion(Transformer):
     bidirectional: ClassVar[bool] = True
     fills: ClassVar[bool] = True
 
-    def lookahead(self, layer: int) -> int:
+    def get_lookahead(self, layer: int) -> int:
         return FULL_ATTENTION
 
 
-def read(fields: HyperparameterReader) -> Masked:
-    fields.flag("attention.causal", False)
-    shared = Masked.shared_fields(fields, interleaved=fields.arch == "llada", rotates_all=True)
+def read(fields: HyperparameterReader) -> MaskedDiffusion:
+    fields.read_flag("attention.causal", False)
+    shared = MaskedDiffusion.read_shared_fields(fields, interleaved=fields.arch == "llada", rotates_all=True)
     routing = read_routing(fields, normalized=MIXTURES.get(fields.arch, True))
     if (routing is None) != (fields.arch not in MIXTURES):
         must = "be above 0" if fields.arch in MIXTURES else "be 0"
-        raise fields.error(f"{fields.key('expert_count')} must {must} in {fields.arch} models")
-    return Masked(**shared, routing=routing)
+        raise fields.make_error(f"{fields.format_key('expert_count')} must {must} in {fields.arch} models")
+    return MaskedDiffusion(**shared, routing=routing)
 
 
-def forward(b: Builder, w: Weights, h: Masked) -> Activation:
+def forward(b: Builder, w: Weights, h: MaskedDiffusion) -> Activation:
     return (qwen3 if h.routing else llama).forward(b, w, h)
 
 
 CHECKPOINTS = {
     "DreamModel": {
         "arch": "dream", "layer": "attention gated norms", "biased": "attn_q attn_k attn_v",
-        "read": "@llama.diffusion", "of_tensors": "@llama.mask_token",
+        "read": "@llama.read_diffusion", "of_tensors": "@llama.mask_token",
     },
     "LLaDAModelLM": {
         "arch": "llada", "layer": "attention gated norms", "rotated": True,
@@ -55,14 +55,14 @@ CHECKPOINTS = {
             "num_hidden_layers": "n_layers", "intermediate_size": "mlp_hidden_size",
             "max_position_embeddings": "max_sequence_length", "tie_word_embeddings": "weight_tying",
         },
-        "amounts": {"vocab_size": "vocab", "rope.dimension_count": "head_dim"}, "read": "@llama.diffusion",
+        "amounts": {"vocab_size": "vocab", "rope.dimension_count": "head_dim"}, "read": "@llama.read_diffusion",
         "of_tensors": "@llama.mask_token",
         "more": {"diffusion.shift_logits": False},  # they belong to their own position, not to the next one
     },
     "LLaDAMoEModel LLaDAMoEModelLM": {
         "arch": "llada-moe", "layer": "attention head_norms norms experts",
         "only": {"norm_topk_prob": False, "qk_layernorm": True}, "experts": "expert_intermediate_size",
-        "amounts": {"expert_feed_forward_length": "expert_hidden"}, "read": "@llama.diffusion_moe",
+        "amounts": {"expert_feed_forward_length": "expert_hidden"}, "read": "@llama.read_diffusion_moe",
         "of_tensors": "@llama.mask_token", "more": {"diffusion.shift_logits": False},
     },
 }  # fmt: skip

@@ -5,14 +5,14 @@ Ling 2 rotates a part of each head; it and Hunyuan 3, whose scores are sigmoids,
 layers.
 """
 
-from localllm.arch.attention import Transformer, attend, project_qkv, rms_norm_heads
+from localllm.arch.attention import Transformer, attend, normalize_heads, project_qkv
 from localllm.arch.decoder import MtpOutput, apply_mtp_layer
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weight, Weights
-from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
+from localllm.arch.feed_forward import SIGMOID, apply_shared_expert, feed_forward_or_experts, read_own_routing
 
 
 def read(fields: HyperparameterReader) -> Transformer:
-    common = Transformer.shared_fields(fields, interleaved=False, rotates_all=fields.arch != "bailingmoe2")
+    common = Transformer.read_shared_fields(fields, interleaved=False, rotates_all=fields.arch != "bailingmoe2")
     function = SIGMOID if fields.arch == "hy_v3" else None
     return Transformer(**common, routing=read_own_routing(fields, function))
 
@@ -21,9 +21,9 @@ def block(
     b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation, factors: Weight | None = None
 ) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
-    x = b.add(x, b.linear(attend(b, h, state, *rms_norm_heads(b, w, h, q, k), v, factors), w.attn_output))
+    x = b.add(x, b.linear(attend(b, h, state, *normalize_heads(b, w, h, q, k), v, factors), w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, shared_expert))
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
 
 
 def draft(b: Builder, w: Weights, h: Transformer, hidden: Activation) -> MtpOutput:
@@ -33,7 +33,7 @@ def draft(b: Builder, w: Weights, h: Transformer, hidden: Activation) -> MtpOutp
 CHECKPOINTS = {
     "Dots1ForCausalLM": {
         "layer": "attention head_norms norms",
-        "parts": {"< leading_dense": ("gated", "experts shared_expert router_bias")}, "read": "@deepseek.dots1",
+        "parts": {"< leading_dense": ("gated", "experts shared_expert router_bias")}, "read": "@deepseek.read_dots1",
         "defaults": {"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
     },
     "BailingMoeV2ForCausalLM": {
@@ -58,15 +58,15 @@ CHECKPOINTS = {
             "expert_feed_forward_length": "expert_hidden", "expert_shared_count": "num_shared_experts",
         },
         "keys": {"routed_scaling_factor": "expert_weights_scale", "norm_topk_prob": ("expert_weights_norm", False)},
-        "read": "@deepseek.bailing2",
+        "read": "@deepseek.read_bailing2",
     },
     "HYV3ForCausalLM": {
         "arch": "hy_v3", "layer": "attention head_norms norms mtp",
         "parts": {"< leading_dense": ("gated", "experts shared_expert exp_probs_b")},
         "tensors": {"exp_probs_b": "mlp.expert_bias: experts"}, "bare": "exp_probs_b",
-        "named": "@hunyuan.with_shared_norm", "named_as": "dots1",
+        "named": "@hunyuan.rename_shared_norm", "named_as": "dots1",
         "only": {"scoring_func": "sigmoid", "moe_router_use_sigmoid": True}, "experts": "moe_intermediate_size",
-        "read": "@hunyuan.hy_v3",
+        "read": "@hunyuan.read_hy_v3",
         "keys": {"router_scaling_factor": ("expert_weights_scale", 1.0), "route_norm": ("expert_weights_norm", True)},
         "defaults": {"rms_norm_eps": 1e-5, "rope_theta": 11158840.0, "head_dim": 128, "router_scaling_factor": 2.826},
     },

@@ -28,7 +28,7 @@ from localllm.arch.family import (
     Weights,
     frozen,
 )
-from localllm.arch.feed_forward import feed_forward_or_experts, read_own_routing, shared_expert
+from localllm.arch.feed_forward import apply_shared_expert, feed_forward_or_experts, read_own_routing
 from localllm.arch.rope import read_base, read_rope
 from localllm.arch.verbs import Routing
 
@@ -41,36 +41,38 @@ class Dots3Note(Hyperparameters):
     windows: tuple[int | None, ...]
     indexer: Indexer
 
-    def states(self) -> Sequence[LatentState]:
+    def list_states(self) -> Sequence[LatentState]:
         sizes = [(h.latent + h.rope.dims, h.latent) for h in self.latent]
         latents = [
             LatentState(n, *size, window) for n, (size, window) in enumerate(zip(sizes, self.windows, strict=True))
         ]
-        return [*latents, *self.indexer.states()]
+        return [*latents, *self.indexer.list_states()]
 
 
 def read(fields: HyperparameterReader) -> Dots3Note:
-    common, epsilon = fields.common(), fields.epsilon(RMS_EPSILON)
-    layers, heads = common["layers"], fields.counts("attention.head_count", fields.layers())
+    common, epsilon = fields.read_common(), fields.read_epsilon(RMS_EPSILON)
+    layers, heads = common["layers"], fields.read_counts("attention.head_count", fields.read_layer_count())
     windows = read_windows(fields, period=None)
     chooses = [not window and layer < layers for layer, window in enumerate(windows)]
-    rope = read_rope(fields, fields.count("rope.dimension_count"), True)
+    rope = read_rope(fields, fields.read_count("rope.dimension_count"), True)
     if rope.yarn or rope.by_factors:
-        raise fields.make_unsupported_error(f"{fields.key('rope.scaling.type')} must be linear or none")
+        raise fields.make_unsupported_error(f"{fields.format_key('rope.scaling.type')} must be linear or none")
     local = replace(rope, base=read_base(fields, "rope.freq_base_swa", None))
 
     def latent(layer: int) -> DeepSeek2:
         end, turn = ("_swa", local) if windows[layer] else ("", rope)
-        key, value = (fields.count(f"attention.{side}_length_mla{end}") for side in ("key", "value"))
+        key, value = (fields.read_count(f"attention.{side}_length_mla{end}") for side in ("key", "value"))
         if key <= rope.dims:
-            raise fields.error(f"rope.dimension_count {rope.dims} must be below the key dimension, {key}")
-        rank, of_keys = fields.count(f"attention.kv_lora_rank{end}"), key - rope.dims
+            raise fields.make_error(f"rope.dimension_count {rope.dims} must be below the key dimension, {key}")
+        rank, of_keys = fields.read_count(f"attention.kv_lora_rank{end}"), key - rope.dims
         sizes = {"heads": heads[layer], "key_dim": of_keys, "value_dim": value, "latent": rank, "scale": key**-0.5}
         return DeepSeek2(**common, **sizes, epsilon=epsilon, keeps_latent=True, rope=turn, routing=None)
 
     indexer = read_indexer(fields, rope, False, chooses, needs_first=False)
     if indexer.layers != tuple(layer for layer, does in enumerate(chooses) if does):
-        raise fields.error(f"{fields.key(TYPES)} must have an indexer in exactly the layers without a window")
+        raise fields.make_error(
+            f"{fields.format_key(TYPES)} must have an indexer in exactly the layers without a window"
+        )
     return Dots3Note(
         **common,
         epsilon=epsilon,
@@ -83,8 +85,8 @@ def read(fields: HyperparameterReader) -> Dots3Note:
 
 def forward(b: Builder, w: Weights, h: Dots3Note) -> Activation:
     x = b.embed(w.token_embd, b.ids)
-    for state, latent in zip(h.layer_states(), h.latent, strict=True):
-        block, index = w.block(state.layer), find_index_state(h.indexer, state.layer)
+    for state, latent in zip(h.list_layer_states(), h.latent, strict=True):
+        block, index = w.get_layer(state.layer), find_index_state(h.indexer, state.layer)
         y = b.rms_norm(x, block.attn_norm, h.epsilon)
         narrow = narrow_queries(b, block, latent.epsilon, y)
         selected = select_indexed_keys(b, block, h.indexer, index, narrow, y) if index else None
@@ -93,5 +95,5 @@ def forward(b: Builder, w: Weights, h: Dots3Note) -> Activation:
         gates = b.sigmoid(b.linear(y, block.attn_gate))
         x = b.add(x, b.linear(scale_heads(b, attended, gates, latent.heads, latent.value_dim), block.attn_output))
         y = b.rms_norm(x, block.ffn_norm, h.epsilon)
-        x = b.add(x, feed_forward_or_experts(b, block, h.routing, y, b.swiglu, shared_expert))
+        x = b.add(x, feed_forward_or_experts(b, block, h.routing, y, b.swiglu, apply_shared_expert))
     return compute_logits(b, w, h, x)

@@ -12,7 +12,7 @@ import numpy as np
 from localllm.arch.attention import Transformer, attend, select_rope_factors
 from localllm.arch.decoder import MtpOutput
 from localllm.arch.family import Activation, Builder, HyperparameterReader, Weights, frozen
-from localllm.arch.feed_forward import gated_feed_forward
+from localllm.arch.feed_forward import apply_gated_feed_forward
 
 COUNT = 3  # of the target's layers
 
@@ -34,7 +34,7 @@ class Eagle(Transformer):
     adds_normed: bool
 
 
-class Pair(NamedTuple):
+class HeadAndTarget(NamedTuple):
     """The tensors of the draft head's file, and those of the target model."""
 
     own: Weights
@@ -42,24 +42,24 @@ class Pair(NamedTuple):
 
 
 def read(fields: HyperparameterReader) -> Eagle:
-    shared = Transformer.shared_fields(fields, interleaved=True, rotates_all=True)
-    layers = fields.raw("target_layers")
+    shared = Transformer.read_shared_fields(fields, interleaved=True, rotates_all=True)
+    layers = fields.read_raw("target_layers")
     if not isinstance(layers, np.ndarray) or layers.shape != (COUNT,) or layers.dtype.kind not in "iu":
-        raise fields.wrong("target_layers", f"{COUNT} layer indices")
+        raise fields.make_value_error("target_layers", f"{COUNT} layer indices")
     if (layers < 0).any() or len(set(layers.tolist())) < COUNT:
-        raise fields.wrong("target_layers", f"{COUNT} different layers")
+        raise fields.make_value_error("target_layers", f"{COUNT} different layers")
     if shared["layers"] != 1:
-        raise fields.error(f"block_count of an EAGLE-3 head must be 1 (found {shared['layers']})")
+        raise fields.make_error(f"block_count of an EAGLE-3 head must be 1 (found {shared['layers']})")
     return Eagle(
         **shared,
         target_layers=tuple(layers.tolist()),
-        target_width=fields.count("target_hidden_size"),
-        norms_inputs=fields.flag("norm_before_fc", False),
-        adds_normed=fields.flag("norm_before_residual", False),
+        target_width=fields.read_count("target_hidden_size"),
+        norms_inputs=fields.read_flag("norm_before_fc", False),
+        adds_normed=fields.read_flag("norm_before_residual", False),
     )
 
 
-def fuse(b: Builder, pair: Pair, h: Eagle, inputs: Activation) -> Activation:
+def fuse(b: Builder, pair: HeadAndTarget, h: Eagle, inputs: Activation) -> Activation:
     """Project the inputs of the target's layers, [tokens, 3 * target_width], to float32 [tokens, width]."""
     w, columns = pair.own, COUNT * h.target_width
     if h.norms_inputs:
@@ -67,12 +67,12 @@ def fuse(b: Builder, pair: Pair, h: Eagle, inputs: Activation) -> Activation:
     return b.linear(inputs, w.require("fc").require_shape(h.width, columns))
 
 
-def draft(b: Builder, pair: Pair, h: Eagle, hidden: Activation) -> MtpOutput:
+def draft(b: Builder, pair: HeadAndTarget, h: Eagle, hidden: Activation) -> MtpOutput:
     """Compute the layer's output for tokens, and its logits.
 
     hidden: the row of the token before each one, float32 [tokens, width].
     """
-    w, a, (state,) = pair.own.block(0), h.attention, h.states()
+    w, a, (state,) = pair.own.get_layer(0), h.attention, h.list_states()
     x = b.rms_norm(b.embed(pair.own.get("token_embd") or pair.model.token_embd, b.ids), w.attn_norm, h.epsilon)
     normed = b.rms_norm(hidden, w.require("attn_norm_2"), h.epsilon)
     both = b.concat_heads(x, normed, 1)
@@ -82,6 +82,6 @@ def draft(b: Builder, pair: Pair, h: Eagle, hidden: Activation) -> MtpOutput:
     q, k, v = (b.linear(both, matrix.require_shape(*shape)) for matrix, shape in zip(matrices, shapes, strict=True))
     x = b.linear(attend(b, h, state, q, k, v, select_rope_factors(b, pair.own, h)), w.attn_output)
     x = b.add(x, normed if h.adds_normed else hidden)
-    x = b.add(x, gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    x = b.add(x, apply_gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
     head = pair.own.get("output") or pair.model.get("output") or pair.model.token_embd
     return MtpOutput(x, b.linear(b.rms_norm(b.select(x, b.wanted), pair.own.output_norm, h.epsilon), head))

@@ -11,7 +11,7 @@ __all__ = ["forward", "read"]
 
 
 def read(fields: HyperparameterReader) -> Transformer:
-    return Transformer(**Transformer.shared_fields(fields, interleaved=False))
+    return Transformer(**Transformer.read_shared_fields(fields, interleaved=False))
 
 
 CHECKPOINTS = {
@@ -24,6 +24,6 @@ CHECKPOINTS = {
         },
         "scalings": "linear yarn llama3", "partial_rope": True,
         "reads": {"num_hidden_layers": "num_layers|num_hidden_layers", "rms_norm_eps": ("layer_norm_epsilon", 1e-5)},
-        "read": "@exaone.exaone", "defaults": {"activation_function": "silu"},
+        "read": "@exaone.read_exaone", "defaults": {"activation_function": "silu"},
     },
 }  # fmt: skip

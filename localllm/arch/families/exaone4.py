@@ -8,26 +8,26 @@ only they rotate.
 from localllm.arch.attention import (
     WindowedTransformer,
     attend,
+    normalize_heads,
     project_qkv,
     read_windows,
-    rms_norm_heads,
     select_rope_factors,
 )
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weight, Weights, frozen
-from localllm.arch.feed_forward import gated_feed_forward
+from localllm.arch.feed_forward import apply_gated_feed_forward
 
 LAYERS_OF_32B = 64  # the 32B model has windows, also in files that do not say so
 
 
 @frozen
 class EXAONE4(WindowedTransformer):
-    def rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> Rope | None:
         return self.attention.rope if self.windows[layer] or not any(self.windows) else None
 
 
 def read(fields: HyperparameterReader) -> EXAONE4:
-    shared = EXAONE4.shared_fields(fields, interleaved=False)
+    shared = EXAONE4.read_shared_fields(fields, interleaved=False)
     default = 4096 if shared["layers"] == LAYERS_OF_32B else 0
     return EXAONE4(**shared, windows=read_windows(fields, period=4, default=default))
 
@@ -38,16 +38,16 @@ def forward(b: Builder, w: Weights, h: EXAONE4) -> Activation:
 
 def block(b: Builder, w: Weights, h: EXAONE4, state: PagedState, x: Activation, factors: Weight | None) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, x)
-    q, k = rms_norm_heads(b, w, h, q, k)
+    q, k = normalize_heads(b, w, h, q, k)
     y = b.linear(attend(b, h, state, q, k, v, factors), w.attn_output)
     x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))
-    return b.add(x, b.rms_norm(gated_feed_forward(b, w, x, b.swiglu), w.post_ffw_norm, h.epsilon))
+    return b.add(x, b.rms_norm(apply_gated_feed_forward(b, w, x, b.swiglu), w.post_ffw_norm, h.epsilon))
 
 
 CHECKPOINTS = {
     "Exaone4ForCausalLM": {
         "layer": "attention head_norms gated norms_behind", "scalings": "linear yarn llama3",
-        "amounts": {"vocab_size": "vocab"}, "read": "@exaone.exaone4",
+        "amounts": {"vocab_size": "vocab"}, "read": "@exaone.read_exaone4",
         "defaults": {"rms_norm_eps": 1e-5, "sliding_window_pattern": 4},
     },
     "Exaone4_5_ForConditionalGeneration": {"like": "Exaone4ForCausalLM", "sees": True},

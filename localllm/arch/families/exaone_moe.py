@@ -13,12 +13,12 @@ from localllm.arch.feed_forward import read_own_routing
 
 @frozen
 class EXAONEMoE(WindowedTransformer):
-    def rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> Rope | None:
         return self.attention.rope if self.windows[layer] else None
 
 
 def read(fields: HyperparameterReader) -> EXAONEMoE:
-    shared = EXAONEMoE.shared_fields(fields, interleaved=False, rotates_all=True)
+    shared = EXAONEMoE.read_shared_fields(fields, interleaved=False, rotates_all=True)
     return EXAONEMoE(**shared, windows=read_windows(fields, period=4), routing=read_own_routing(fields))
 
 
@@ -29,7 +29,7 @@ def forward(b: Builder, w: Weights, h: EXAONEMoE) -> Activation:
 CHECKPOINTS = {
     "ExaoneMoeForCausalLM ExaoneMoEForCausalLM": {
         "layer": "attention head_norms norms mtp",
-        "parts": {"< leading_dense": ("gated", "experts shared_expert router_bias")}, "named": "@qwen.with_mtp",
+        "parts": {"< leading_dense": ("gated", "experts shared_expert router_bias")}, "named": "@qwen.rename_mtp",
         "scalings": "linear yarn llama3", "only": {"scoring_func": "sigmoid", "moe_router_use_sigmoid": True},
         "experts": "moe_intermediate_size",
         "amounts": {
@@ -39,7 +39,7 @@ CHECKPOINTS = {
         "keys": {
             "routed_scaling_factor": ("expert_weights_scale", 1.0), "norm_topk_prob": ("expert_weights_norm", True),
         },
-        "metadata": {"nextn_predict_layers": 0}, "read": "@exaone.exaone_moe",
+        "metadata": {"nextn_predict_layers": 0}, "read": "@exaone.read_exaone_moe",
         "defaults": {
             "rms_norm_eps": 1e-5, "sliding_window_pattern": 4, "num_shared_experts": 1, "routed_scaling_factor": 2.5,
         },

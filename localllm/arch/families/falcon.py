@@ -8,11 +8,11 @@ rotated pairs are half a head apart.
 from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, project_qkv
 from localllm.arch.decoder import apply_decoder, make_final_layer_norm
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
-from localllm.arch.feed_forward import ungated_feed_forward
+from localllm.arch.feed_forward import apply_ungated_feed_forward
 
 
 def read(fields: HyperparameterReader) -> Transformer:
-    return Transformer(**Transformer.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON))
+    return Transformer(**Transformer.read_shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON))
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
@@ -23,7 +23,7 @@ def block(b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activati
     y, second_norm = b.layer_norm(x, w.attn_norm, h.epsilon), w.get("attn_norm_2")
     q, k, v = project_qkv(b, w, h, state.layer, b.layer_norm(x, second_norm, h.epsilon) if second_norm else y)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
-    return b.add(x, ungated_feed_forward(b, w, y, b.gelu))
+    return b.add(x, apply_ungated_feed_forward(b, w, y, b.gelu))
 
 
 CHECKPOINTS = {
@@ -36,6 +36,6 @@ CHECKPOINTS = {
         "biased": "attn_norm second_norm output_norm", "activations": "gelu exact_gelu", "approximated": "activation",
         "layer_norm": "layer_norm_epsilon", "only": {"alibi": False, "bias": False, "parallel_attn": True},
         "sizes": {"fused_rows": "queries + 2 * keys"}, "metadata": {"tensor_data_layout": "jploski"},
-        "read": "@gpt.falcon", "defaults": {"activation": "gelu", "tie_word_embeddings": True},
+        "read": "@gpt.read_falcon", "defaults": {"activation": "gelu", "tie_word_embeddings": True},
     },
 }  # fmt: skip

@@ -9,29 +9,29 @@ from localllm.arch.attention import Transformer, attend, project_qkv
 from localllm.arch.decoder import compute_logits
 from localllm.arch.families.mamba2 import Mamba2Sizes, apply_mamba2, read_state_space
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Recurrent, Weights, frozen
-from localllm.arch.feed_forward import gated_feed_forward
+from localllm.arch.feed_forward import apply_gated_feed_forward
 
 
 @frozen
 class FalconH1(Transformer):
     space: Mamba2Sizes
 
-    def pairs(self) -> list[tuple[PagedState, Recurrent]]:
+    def pair_states(self) -> list[tuple[PagedState, Recurrent]]:
         """Pair each layer's KV state with Mamba 2's state."""
-        return [(state, self.space.state(state.layer)) for state in super().states()]
+        return [(state, self.space.get_state(state.layer)) for state in super().list_states()]
 
-    def states(self) -> Sequence[PagedState | Recurrent]:  # type: ignore[override]
-        return [state for pair in self.pairs() for state in pair]
+    def list_states(self) -> Sequence[PagedState | Recurrent]:  # type: ignore[override]
+        return [state for pair in self.pair_states() for state in pair]
 
 
 def read(fields: HyperparameterReader) -> FalconH1:
-    return FalconH1(**FalconH1.shared_fields(fields, interleaved=False), space=read_state_space(fields))
+    return FalconH1(**FalconH1.read_shared_fields(fields, interleaved=False), space=read_state_space(fields))
 
 
 def forward(b: Builder, w: Weights, h: FalconH1) -> Activation:
     x = b.embed(w.token_embd, b.ids)
-    for paged, recurrent in h.pairs():
-        x = block(b, w.block(paged.layer), h, paged, recurrent, x)
+    for paged, recurrent in h.pair_states():
+        x = block(b, w.get_layer(paged.layer), h, paged, recurrent, x)
     return compute_logits(b, w, h, x)
 
 
@@ -39,16 +39,16 @@ def block(b: Builder, w: Weights, h: FalconH1, paged: PagedState, recurrent: Rec
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     attended = b.linear(attend(b, h, paged, *project_qkv(b, w, h, paged.layer, y)), w.attn_output)
     x = b.add(x, b.add(attended, apply_mamba2(b, w, h.space, h.epsilon, recurrent, y)))
-    return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, w.require_bare("ffn_norm"), h.epsilon), b.swiglu))
+    return b.add(x, apply_gated_feed_forward(b, w, b.rms_norm(x, w.require_bare("ffn_norm"), h.epsilon), b.swiglu))
 
 
 CHECKPOINTS = {
     "FalconH1ForCausalLM": {
-        "layer": "norms attention @mamba.falcon_h1_layer gated", "bare": "ffn_norm",
+        "layer": "norms attention @mamba.list_falcon_h1_tensors gated", "bare": "ffn_norm",
         "only": {
             "attention_bias": False, "mlp_bias": False, "projectors_bias": False, "mamba_proj_bias": False,
             "mamba_conv_bias": True,
         },
-        "amounts": {"vocab_size": "vocab"}, "read": "@mamba.falcon_h1", "defaults": {"rms_norm_eps": 1e-5},
+        "amounts": {"vocab_size": "vocab"}, "read": "@mamba.read_falcon_h1", "defaults": {"rms_norm_eps": 1e-5},
     },
 }  # fmt: skip

@@ -7,11 +7,11 @@ embedding matrix. The file's norms include the 1 that Gemma adds to their weight
 from localllm.arch.attention import Transformer, attend, project_qkv
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
-from localllm.arch.feed_forward import gated_feed_forward
+from localllm.arch.feed_forward import apply_gated_feed_forward
 
 
 def read(fields: HyperparameterReader) -> Transformer:
-    return Transformer(**Transformer.shared_fields(fields, interleaved=False))
+    return Transformer(**Transformer.read_shared_fields(fields, interleaved=False))
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
@@ -21,7 +21,7 @@ def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
 def block(b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
-    return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu))
+    return b.add(x, apply_gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu))
 
 
 CHECKPOINTS = {

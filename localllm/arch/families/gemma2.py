@@ -7,7 +7,7 @@ caps on the scores and on the logits.
 from localllm.arch.attention import WindowedTransformer, attend, project_qkv, read_windows
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights, frozen
-from localllm.arch.feed_forward import gated_feed_forward
+from localllm.arch.feed_forward import apply_gated_feed_forward
 
 LAYERS_OF_27B = 46  # the 27B model's scores are scaled by width / heads, not by the head dimension
 
@@ -27,10 +27,10 @@ class Gemma2(WindowedTransformer):
 
 def read(fields: HyperparameterReader) -> Gemma2:
     return Gemma2(
-        **Gemma2.shared_fields(fields, interleaved=False),
+        **Gemma2.read_shared_fields(fields, interleaved=False),
         windows=read_windows(fields, period=2, default=4096),
-        score_softcap=fields.number("attn_logit_softcapping", 50.0),
-        logit_softcap=fields.number("final_logit_softcapping", 30.0),
+        score_softcap=fields.read_number("attn_logit_softcapping", 50.0),
+        logit_softcap=fields.read_number("final_logit_softcapping", 30.0),
     )
 
 
@@ -43,7 +43,7 @@ def block(b: Builder, w: Weights, h: Gemma2, state: PagedState, x: Activation) -
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     y = b.linear(attend(b, h, state, q, k, v, softcap=h.score_softcap), w.attn_output)
     x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))
-    y = gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu)
+    y = apply_gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu)
     return b.add(x, b.rms_norm(y, w.post_ffw_norm, h.epsilon))
 
 
@@ -55,7 +55,7 @@ CHECKPOINTS = {
             "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping",
             "sliding_window": "attention.sliding_window",
         },
-        "read": "@gemma.gemma2",
+        "read": "@gemma.read_gemma2",
         "defaults": {
             "tie_word_embeddings": True, "head_dim": 256, "max_position_embeddings": 8192, "sliding_window": 4096,
             "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,

@@ -7,11 +7,11 @@ is bidirectional: windows reach as far ahead as back; two matrices may follow th
 
 from typing import ClassVar
 
-from localllm.arch.attention import LocalRopeTransformer, attend, project_qkv, read_windows, rms_norm_heads
+from localllm.arch.attention import LocalRopeTransformer, attend, normalize_heads, project_qkv, read_windows
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.encoder import count_ahead, count_behind, read_encoder_pooling
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights, frozen
-from localllm.arch.feed_forward import gated_feed_forward
+from localllm.arch.feed_forward import apply_gated_feed_forward
 from localllm.arch.rope import read_base
 
 LAYERS_OF_27B = 62  # the 27B model's scores are scaled by width / heads, not by the head dimension
@@ -38,23 +38,23 @@ class Gemma3(LocalRopeTransformer):
 class EmbeddingGemma(Gemma3):
     bidirectional: ClassVar[bool] = True
 
-    def window(self, layer: int) -> int | None:
+    def get_window(self, layer: int) -> int | None:
         return count_behind(self.windows[layer])
 
-    def lookahead(self, layer: int) -> int:
+    def get_lookahead(self, layer: int) -> int:
         return count_ahead(self.windows[layer])
 
 
 def read(fields: HyperparameterReader) -> Gemma3:
-    shared, kind = Gemma3.shared_fields(fields, interleaved=False), Gemma3
+    shared, kind = Gemma3.read_shared_fields(fields, interleaved=False), Gemma3
     if fields.arch == "gemma-embedding":
         shared, kind = {**shared, "pooling": read_encoder_pooling(fields)}, EmbeddingGemma
     return kind(
         **shared,
         windows=read_windows(fields, period=6, default=0),
-        local_rope=shared["attention"].rope.without_scaling(read_base(fields, "rope.freq_base_swa", 10000.0)),
-        score_softcap=fields.number("attn_logit_softcapping", 0.0),
-        logit_softcap=fields.number("final_logit_softcapping", 0.0),
+        local_rope=shared["attention"].rope.remove_scaling(read_base(fields, "rope.freq_base_swa", 10000.0)),
+        score_softcap=fields.read_number("attn_logit_softcapping", 0.0),
+        logit_softcap=fields.read_number("final_logit_softcapping", 0.0),
     )
 
 
@@ -66,10 +66,10 @@ def forward(b: Builder, w: Weights, h: Gemma3) -> Activation:
 
 def block(b: Builder, w: Weights, h: Gemma3, state: PagedState, x: Activation) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
-    q, k = rms_norm_heads(b, w, h, q, k)
+    q, k = normalize_heads(b, w, h, q, k)
     y = b.linear(attend(b, h, state, q, k, v, softcap=h.score_softcap), w.attn_output)
     x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))
-    y = gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu)
+    y = apply_gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu)
     return b.add(x, b.rms_norm(y, w.post_ffw_norm, h.epsilon))
 
 
@@ -81,7 +81,7 @@ CHECKPOINTS = {
         "keys": {
             "final_logit_softcapping": ("final_logit_softcapping", None), "sliding_window": "attention.sliding_window",
         },
-        "read": "@gemma.gemma3",
+        "read": "@gemma.read_gemma3",
         "defaults": {
             "tie_word_embeddings": True, "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4,
             "head_dim": 256, "query_pre_attn_scalar": 256, "max_position_embeddings": 131072, "sliding_window": 4096,
@@ -92,6 +92,6 @@ CHECKPOINTS = {
         "arch": "gemma-embedding", "like": "Gemma3ForCausalLM", "whole": {"output_norm": "width"}, "decodes": False,
         "prefixes": "model.", "projects": True, "sees": False,
         "only": {"tie_word_embeddings": True, "sliding_window_pattern": 6},
-        "keys": {"sliding_window": "attention.sliding_window"}, "read": "@gemma.gemma_embedding",
+        "keys": {"sliding_window": "attention.sliding_window"}, "read": "@gemma.read_gemma_embedding",
     },
 }  # fmt: skip

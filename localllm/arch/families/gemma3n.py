@@ -39,39 +39,41 @@ class Gemma3n(LocalRopeTransformer):
     def scale(self) -> float:
         return 1.0
 
-    def states(self) -> Sequence[PagedState]:
+    def list_states(self) -> Sequence[PagedState]:
         """Return the states of the layers that compute keys and values."""
-        return super().states()[: self.own_states]
+        return super().list_states()[: self.own_states]
 
     def find_state(self, layer: int) -> PagedState:
         """Return the KV cache that a layer reads: its own, or the last one of a layer with the same window."""
-        return [s for s in self.states()[: layer + 1] if bool(s.window) == bool(self.windows[layer])][-1]
+        return [s for s in self.list_states()[: layer + 1] if bool(s.window) == bool(self.windows[layer])][-1]
 
 
 def read(fields: HyperparameterReader) -> Gemma3n:
-    shared, windows = Gemma3n.shared_fields(fields, interleaved=False), read_windows(fields, period=5)
+    shared, windows = Gemma3n.read_shared_fields(fields, interleaved=False), read_windows(fields, period=5)
     layers = shared["layers"]
-    own_states = layers - fields.count("attention.shared_kv_layers", max(layers - OWN_STATES, 0))
+    own_states = layers - fields.read_count("attention.shared_kv_layers", max(layers - OWN_STATES, 0))
     if own_states < 1 or not set(map(bool, windows)) <= set(map(bool, windows[:own_states])):
-        raise fields.error(f"{fields.key('attention.shared_kv_layers')} must leave layers of both types with own keys")
+        raise fields.make_error(
+            f"{fields.format_key('attention.shared_kv_layers')} must leave layers of both types with own keys"
+        )
     for name, expected in (("altup.num_inputs", STREAMS), ("altup.active_idx", 0)):
-        if (value := fields.count(name, expected)) != expected:
-            raise fields.make_unsupported_error(f"{fields.key(name)} must be {expected} (found {value})")
+        if (value := fields.read_count(name, expected)) != expected:
+            raise fields.make_unsupported_error(f"{fields.format_key(name)} must be {expected} (found {value})")
     return Gemma3n(
         **shared,
         windows=windows,
-        local_rope=read_local_rope(fields, shared["attention"].rope.without_scaling(10000.0)),
+        local_rope=read_local_rope(fields, shared["attention"].rope.remove_scaling(10000.0)),
         own_states=own_states,
-        layer_width=fields.count("embedding_length_per_layer_input", LAYER_WIDTH),
+        layer_width=fields.read_count("embedding_length_per_layer_input", LAYER_WIDTH),
         deviations=read_deviations(fields, layers),
-        logit_softcap=fields.factor("final_logit_softcapping", 30.0),
+        logit_softcap=fields.read_factor("final_logit_softcapping", 30.0),
     )
 
 
 def read_deviations(fields: HyperparameterReader, layers: int) -> tuple[float | None, ...]:
     """Read each layer's cutoff; minus infinity in the file means none. Raises ModelError."""
     name = "activation_sparsity_scale"
-    factors = fields.raw(name)
+    factors = fields.read_raw(name)
     if factors is None:
         return tuple(DEVIATIONS if layer < SPARSE_LAYERS else None for layer in range(layers))
     if (
@@ -79,7 +81,7 @@ def read_deviations(fields: HyperparameterReader, layers: int) -> tuple[float | 
         or len(factors) != layers
         or not all(-10 < x < 10 for x in factors if isfinite(x))
     ):
-        raise fields.wrong(name, f"a cutoff for each of {layers} layers")
+        raise fields.make_value_error(name, f"a cutoff for each of {layers} layers")
     return tuple(float(x) if isfinite(x) else None for x in factors)
 
 
@@ -92,7 +94,7 @@ def forward(b: Builder, w: Weights, h: Gemma3n) -> Activation:
     x = b.concat_heads(x, match_norm(b, h, streams, x), 1)
     for layer in range(h.layers):
         inputs_here = b.slice_columns(inputs, layer * h.layer_width, (layer + 1) * h.layer_width)
-        x = block(b, w.block(layer), h, layer, x, inputs_here)
+        x = block(b, w.get_layer(layer), h, layer, x, inputs_here)
     ignore_mtp_layers(b, w, h)
     x = b.rms_norm(merge_streams(b, w, h, b.select(x, b.wanted)), w.output_norm, h.epsilon)
     return b.softcap(b.linear(x, w.get("output") or w.token_embd), h.logit_softcap)
@@ -149,25 +151,25 @@ def apply_sublayers(b: Builder, w: Weights, h: Gemma3n, layer: int, active: Acti
     normed = b.rms_norm(active, w.attn_norm, h.epsilon)
     narrow = b.linear(b.linear(normed, w.laurel_l), w.laurel_r)
     laurel = b.add(normed, b.rms_norm(narrow, w.laurel_post_norm, h.epsilon))
-    y = b.linear(attention(b, w, h, layer, normed), w.attn_output)
+    y = b.linear(compute_attention(b, w, h, layer, normed), w.attn_output)
     x = b.add(active, b.rms_norm(y, w.post_attention_norm, h.epsilon))
     x = b.scale(b.add(x, laurel), 0.5**0.5)
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
     gate, deviations = b.linear(y, w.ffn_gate), h.deviations[layer]
     if deviations is not None:
-        gate = gaussian_topk(b, w.ffn_gate.shape[0], deviations, gate)
+        gate = apply_gaussian_topk(b, w.ffn_gate.shape[0], deviations, gate)
     y = b.linear(b.geglu(gate, b.linear(y, w.ffn_up)), w.ffn_down)
     return b.add(x, b.rms_norm(y, w.post_ffw_norm, h.epsilon))
 
 
-def gaussian_topk(b: Builder, columns: int, deviations: float, x: Activation) -> Activation:
+def apply_gaussian_topk(b: Builder, columns: int, deviations: float, x: Activation) -> Activation:
     """Subtract mean + `deviations` standard deviations from each row, and clamp at 0."""
     normed = b.layer_norm(x, None, NOTHING)  # the standard deviation divides by columns, not by columns - 1
     deviation = b.scale(b.head_dots(x, normed, 1), 1 / columns)
     return b.multiply_heads(b.relu(b.add_scalar(normed, -deviations * (columns / (columns - 1)) ** 0.5)), deviation)
 
 
-def attention(b: Builder, w: Weights, h: Gemma3n, layer: int, x: Activation) -> Activation:
+def compute_attention(b: Builder, w: Weights, h: Gemma3n, layer: int, x: Activation) -> Activation:
     """Compute the attention of a layer."""
     state, head_dim = h.find_state(layer), h.attention.head_dim
     rope = h.local_rope if h.windows[layer] else h.attention.rope
@@ -184,14 +186,14 @@ def attention(b: Builder, w: Weights, h: Gemma3n, layer: int, x: Activation) -> 
 
 CHECKPOINTS = {
     "Gemma3nForCausalLM Gemma3nForConditionalGeneration": {
-        "layer": "@gemma.gemma3n_layer", "whole": "@gemma.GEMMA3N_WHOLE", "sees": True,
+        "layer": "@gemma.list_gemma3n_tensors", "whole": "@gemma.GEMMA3N_WHOLE", "sees": True,
         "unread": r"model\.(audio_tower|embed_audio|embed_vision)\..*", "activations": "gelu",
         "only": {
             "altup_num_inputs": 4, "altup_active_idx": 0, "altup_correct_scale": True, "attention_bias": False,
             "tie_word_embeddings": True,
         },
         "keys": {"final_logit_softcapping": "final_logit_softcapping", "sliding_window": "attention.sliding_window"},
-        "read": "@gemma.gemma3n",
+        "read": "@gemma.read_gemma3n",
         "defaults": {
             "tie_word_embeddings": True, "rope_theta": 1e6, "head_dim": 256, "num_attention_heads": 8,
             "num_key_value_heads": 2, "vocab_size": 262400, "vocab_size_per_layer_input": 262144,

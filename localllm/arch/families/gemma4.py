@@ -23,7 +23,7 @@ from localllm.arch.family import (
     Weights,
     frozen,
 )
-from localllm.arch.feed_forward import collect_expert_matrices, gated_feed_forward, read_routing
+from localllm.arch.feed_forward import apply_gated_feed_forward, collect_expert_matrices, read_routing
 from localllm.arch.rope import read_base
 from localllm.arch.verbs import Routing
 from localllm.errors import ModelError
@@ -45,7 +45,7 @@ class Gemma4(WindowedTransformer):
     def select_attention(self, layer: int) -> Attention:
         return self.local if self.windows[layer] else self.attention
 
-    def states(self) -> Sequence[PagedState]:
+    def list_states(self) -> Sequence[PagedState]:
         """Return the states of the layers that compute keys and values."""
         return [
             PagedState(layer, a.kv_heads[layer], a.head_dim, a.head_dim, self.windows[layer])
@@ -54,34 +54,38 @@ class Gemma4(WindowedTransformer):
 
     def find_state(self, layer: int) -> PagedState:
         """Return the KV cache that a layer reads: its own, or the last one of a layer with the same window."""
-        return [s for s in self.states()[: layer + 1] if bool(s.window) == bool(self.windows[layer])][-1]
+        return [s for s in self.list_states()[: layer + 1] if bool(s.window) == bool(self.windows[layer])][-1]
 
 
 def read(fields: HyperparameterReader) -> Gemma4:
-    shared = Gemma4.shared_fields(fields, interleaved=False)
+    shared = Gemma4.read_shared_fields(fields, interleaved=False)
     windows = read_windows(fields, period=None)
-    own_states = shared["layers"] - fields.count("attention.shared_kv_layers", 0)
+    own_states = shared["layers"] - fields.read_count("attention.shared_kv_layers", 0)
     if own_states < 1 or not set(map(bool, windows)) <= set(map(bool, windows[:own_states])):
-        raise fields.error(f"{fields.key('attention.shared_kv_layers')} must leave layers of both types with own keys")
+        raise fields.make_error(
+            f"{fields.format_key('attention.shared_kv_layers')} must leave layers of both types with own keys"
+        )
     return Gemma4(
         **shared,
         windows=windows,
         local=read_local(fields, shared["attention"]),
         own_states=own_states,
         routing=read_routing(fields),
-        layer_width=fields.count("embedding_length_per_layer_input", 0),
-        logit_softcap=fields.number("final_logit_softcapping", 0.0),
+        layer_width=fields.read_count("embedding_length_per_layer_input", 0),
+        logit_softcap=fields.read_number("final_logit_softcapping", 0.0),
     )
 
 
 def read_local(fields: HyperparameterReader, full: Attention) -> Attention:
     """Read the attention of the layers with a window."""
-    head_dim = fields.count("attention.key_length_swa")
-    if fields.count("attention.value_length_swa", head_dim) != head_dim:
-        raise fields.wrong("attention.value_length_swa", f"{head_dim}, the key length")
-    dims = fields.count("rope.dimension_count_swa", min(full.rope.dims, head_dim))
+    head_dim = fields.read_count("attention.key_length_swa")
+    if fields.read_count("attention.value_length_swa", head_dim) != head_dim:
+        raise fields.make_value_error("attention.value_length_swa", f"{head_dim}, the key length")
+    dims = fields.read_count("rope.dimension_count_swa", min(full.rope.dims, head_dim))
     if dims > head_dim or dims % 2:
-        raise fields.error(f"rope.dimension_count_swa {dims} must be even and at most the head dimension, {head_dim}")
+        raise fields.make_error(
+            f"rope.dimension_count_swa {dims} must be even and at most the head dimension, {head_dim}"
+        )
     base = read_base(fields, "rope.freq_base_swa", 10000.0)
     return replace(full, head_dim=head_dim, rope=replace(full.rope, head_dim=head_dim, dims=dims, base=base))
 
@@ -90,11 +94,11 @@ def forward(b: Builder, w: Weights, h: Gemma4) -> Activation:
     x, factors = b.scale(b.embed(w.token_embd, b.ids), h.width**0.5), w.get("rope_freqs")
     inputs = compute_layer_inputs(b, w, h, x) if h.layer_width else None
     for layer in range(h.layers):
-        x = block(b, w.block(layer), h, layer, x, factors)
+        x = block(b, w.get_layer(layer), h, layer, x, factors)
         if inputs is not None:
             inputs_here = b.slice_columns(inputs, layer * h.layer_width, (layer + 1) * h.layer_width)
-            x = add_layer_input(b, w.block(layer), h, x, inputs_here)
-        if factor := w.block(layer).get("layer_output_scale"):
+            x = add_layer_input(b, w.get_layer(layer), h, x, inputs_here)
+        if factor := w.get_layer(layer).get("layer_output_scale"):
             x = b.scale(x, factor)
     x = b.rms_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
     logits = b.linear(x, w.get("output") or w.token_embd)
@@ -115,16 +119,16 @@ def add_layer_input(b: Builder, w: Weights, h: Gemma4, x: Activation, inputs: Ac
 
 
 def block(b: Builder, w: Weights, h: Gemma4, layer: int, x: Activation, factors: Weight | None) -> Activation:
-    y = attention(b, w, h, layer, b.rms_norm(x, w.attn_norm, h.epsilon), None if h.windows[layer] else factors)
+    y = compute_attention(b, w, h, layer, b.rms_norm(x, w.attn_norm, h.epsilon), None if h.windows[layer] else factors)
     x = b.add(x, b.rms_norm(b.linear(y, w.attn_output), w.post_attention_norm, h.epsilon))
-    y = gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu)
+    y = apply_gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu)
     if h.routing:
         y = b.rms_norm(y, w.post_ffw_norm_1, h.epsilon)
-        y = b.add(y, b.rms_norm(mixture(b, w, h, h.routing, x), w.post_ffw_norm_2, h.epsilon))
+        y = b.add(y, b.rms_norm(apply_mixture(b, w, h, h.routing, x), w.post_ffw_norm_2, h.epsilon))
     return b.add(x, b.rms_norm(y, w.post_ffw_norm, h.epsilon))
 
 
-def mixture(b: Builder, w: Weights, h: Gemma4, routing: Routing, x: Activation) -> Activation:
+def apply_mixture(b: Builder, w: Weights, h: Gemma4, routing: Routing, x: Activation) -> Activation:
     """Apply each token's experts to the residual stream, each output times the expert's factor."""
     router, (of_gate, up, down) = w.ffn_gate_inp, collect_expert_matrices(b, w, routing.experts)
     if not router.scale or not down.scale:
@@ -154,7 +158,9 @@ def look_up_factors(b: Builder, factors: Weight, rows: Activation, choice: Choic
 PLACES = 32
 
 
-def attention(b: Builder, w: Weights, h: Gemma4, layer: int, x: Activation, factors: Weight | None) -> Activation:
+def compute_attention(
+    b: Builder, w: Weights, h: Gemma4, layer: int, x: Activation, factors: Weight | None
+) -> Activation:
     """Compute the attention of a layer."""
     a, state, k, v = h.select_attention(layer), h.find_state(layer), None, None
     q = b.rms_norm(b.linear(x, w.attn_q), w.attn_q_norm.require_shape(a.head_dim), h.epsilon, a.head_dim)
@@ -170,7 +176,7 @@ def attention(b: Builder, w: Weights, h: Gemma4, layer: int, x: Activation, fact
 
 CHECKPOINTS = {
     "Gemma4ForCausalLM Gemma4ForConditionalGeneration Gemma4UnifiedForConditionalGeneration": {
-        "layer": "@gemma.gemma4_layer", "whole": "@gemma.gemma4_whole", "sees": True,
+        "layer": "@gemma.list_gemma4_tensors", "whole": "@gemma.list_gemma4_global_tensors", "sees": True,
         "unread": r"model\.(audio_tower|embed_audio|embed_vision)\..*", "activations": "gelu",
         "only": {
             "attention_bias": False, "tie_word_embeddings": True, "use_bidirectional_attention": (False, "vision"),
@@ -178,7 +184,7 @@ CHECKPOINTS = {
         "keys": {
             "sliding_window": "attention.sliding_window", "final_logit_softcapping": ("final_logit_softcapping", None),
         },
-        "read": "@gemma.gemma4", "vocabulary": "gemma4",
+        "read": "@gemma.read_gemma4", "vocabulary": "gemma4",
         "defaults": {
             "tie_word_embeddings": True, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
             "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262144,

@@ -10,12 +10,12 @@ from dataclasses import replace
 from localllm.arch.attention import Transformer, attend, project_qkv
 from localllm.arch.decoder import MtpOutput, apply_mtp_layer
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
-from localllm.arch.feed_forward import gated_feed_forward
+from localllm.arch.feed_forward import apply_gated_feed_forward
 from localllm.arch.rope import add_sections, read_sections
 
 
 def read(fields: HyperparameterReader) -> Transformer:
-    common = Transformer.shared_fields(fields, interleaved=read_sections(fields) is None)
+    common = Transformer.read_shared_fields(fields, interleaved=read_sections(fields) is None)
     attention = common.pop("attention")
     return Transformer(**common, attention=replace(attention, rope=add_sections(fields, attention.rope)))
 
@@ -24,7 +24,7 @@ def block(b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activati
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     y = b.linear(attend(b, h, state, q, k, v), w.attn_output)
     x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))
-    y = gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu)
+    y = apply_gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu)
     return b.add(x, b.rms_norm(y, w.post_ffw_norm, h.epsilon))
 
 

@@ -6,15 +6,15 @@ feed-forward network has another name; vision models have M-RoPE.
 
 from dataclasses import replace
 
-from localllm.arch.attention import Transformer, attend, project_qkv, rms_norm_heads
+from localllm.arch.attention import Transformer, attend, normalize_heads, project_qkv
 from localllm.arch.decoder import MtpOutput, apply_mtp_layer
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
-from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
+from localllm.arch.feed_forward import SIGMOID, apply_shared_expert, feed_forward_or_experts, read_own_routing
 from localllm.arch.rope import add_sections
 
 
 def read(fields: HyperparameterReader) -> Transformer:
-    common = Transformer.shared_fields(fields, interleaved=False)
+    common = Transformer.read_shared_fields(fields, interleaved=False)
     attention = common.pop("attention")
     attention = replace(attention, rope=add_sections(fields, attention.rope))
     return Transformer(**common, attention=attention, routing=read_own_routing(fields, SIGMOID))
@@ -23,12 +23,12 @@ def read(fields: HyperparameterReader) -> Transformer:
 def block(b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     if w.get("attn_q_norm") or w.get("attn_k_norm"):
-        q, k = rms_norm_heads(b, w, h, q, k)
+        q, k = normalize_heads(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y = b.rms_norm(x, w.post_attention_norm, h.epsilon)
     if w.get("ffn_gate_inp", by_layer=True):
         w.require_biases("exp_probs_b")
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, shared_expert))
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
 
 
 def draft(b: Builder, w: Weights, h: Transformer, hidden: Activation) -> MtpOutput:
@@ -43,12 +43,12 @@ CHECKPOINTS = {
     "Glm4MoeForCausalLM": {
         "layer": "attention norms_around mtp",
         "parts": {"< leading_dense": ("gated", "experts shared_expert router_bias"), "head_norms": ("head_norms", "")},
-        "partial_rope": True, "read": "@deepseek.glm4moe",
+        "partial_rope": True, "read": "@deepseek.read_glm4moe",
         "defaults": {**SHARED_DEFAULTS, "first_k_dense_replace": 1, "partial_rotary_factor": 0.5},
     },
     "Glm4vMoeForConditionalGeneration": {"like": "Glm4MoeForCausalLM", "sees": True, "scalings": "mrope"},
     "SolarOpenForCausalLM": {
-        "like": "Glm4MoeForCausalLM", "only": {"first_k_dense_replace": 0}, "read": "@deepseek.solar_open",
+        "like": "Glm4MoeForCausalLM", "only": {"first_k_dense_replace": 0}, "read": "@deepseek.read_solar_open",
         "defaults": {**SHARED_DEFAULTS, "rope_theta": 1e6, "head_dim": 128},
     },
 }  # fmt: skip

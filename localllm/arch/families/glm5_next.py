@@ -28,7 +28,7 @@ from localllm.arch.family import (
     State,
     Weights,
 )
-from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
+from localllm.arch.feed_forward import SIGMOID, apply_shared_expert, feed_forward_or_experts, read_own_routing
 from localllm.arch.hyper_connections import concat_streams
 from localllm.arch.verbs import Routing
 from localllm.frozen import frozen
@@ -87,15 +87,15 @@ class Glm5Next(Hyperparameters):
     routing: Routing | None
     limits: tuple[tuple[float, ...], tuple[float, ...]]
 
-    def states(self) -> Sequence[State]:
+    def list_states(self) -> Sequence[State]:
         """Return the states of all layers.
 
         An attention layer has latent rows and, with an indexer, the indexer's keys and the last tokens of a pool; any
         other has the last queries, keys and values for its convolutions, and the heads' matrices.
         """
-        return [state for layer in range(self.layers) for state in self.of_layer(layer)]
+        return [state for layer in range(self.layers) for state in self.get_layer_states(layer)]
 
-    def of_layer(self, layer: int) -> list[State]:
+    def get_layer_states(self, layer: int) -> list[State]:
         """Return a layer's states."""
         if not self.attends[layer]:
             window = (self.taps - 1, self.heads * self.delta_dim)
@@ -108,34 +108,34 @@ class Glm5Next(Hyperparameters):
 
 
 def read(fields: HyperparameterReader) -> Glm5Next:
-    common, layers, lowest = fields.common(), fields.layers(), fields.raw("kda.gate_lower_bound")
+    common, layers, lowest = fields.read_common(), fields.read_layer_count(), fields.read_raw("kda.gate_lower_bound")
     if lowest is not None and not (isinstance(lowest, float) and -LOWEST <= lowest < 0):
-        raise fields.wrong("kda.gate_lower_bound", f"a number from {-LOWEST:g} up to 0")
-    if fields.count("rope.dimension_count", 0):
-        raise fields.make_unsupported_error(f"{fields.key('rope.dimension_count')} must be 0")
-    kv_heads = fields.counts("attention.head_count_kv", layers, 0)
+        raise fields.make_value_error("kda.gate_lower_bound", f"a number from {-LOWEST:g} up to 0")
+    if fields.read_count("rope.dimension_count", 0):
+        raise fields.make_unsupported_error(f"{fields.format_key('rope.dimension_count')} must be 0")
+    kv_heads = fields.read_counts("attention.head_count_kv", layers, 0)
     attends = tuple(map(bool, kv_heads[: common["layers"]]))
     chooses = attends
-    if fields.raw(TYPES) is not None:
-        types = fields.array(TYPES, "biu", f"yes or no for each of {common['layers']} layers").tolist()
+    if fields.read_raw(TYPES) is not None:
+        types = fields.read_array(TYPES, "biu", f"yes or no for each of {common['layers']} layers").tolist()
         if len(types) < common["layers"]:
-            raise fields.wrong(TYPES, f"yes or no for each of {common['layers']} layers")
+            raise fields.make_value_error(TYPES, f"yes or no for each of {common['layers']} layers")
         chooses = tuple(bool(does and chooses) for does, chooses in zip(attends, types, strict=False))
     if any(attends) and not chooses[attends.index(True)]:
-        raise fields.wrong(TYPES, "yes for the first layer that attends")
+        raise fields.make_value_error(TYPES, "yes for the first layer that attends")
     of_experts = read_limits(fields, "swiglu_clamp_exp", layers)
     of_others = read_limits(fields, "swiglu_clamp_shexp", layers) if fields.has("swiglu_clamp_shexp") else of_experts
     return Glm5Next(
         **common,
-        epsilon=fields.epsilon(RMS_EPSILON),
+        epsilon=fields.read_epsilon(RMS_EPSILON),
         attends=attends,
         chooses=chooses,
-        heads=fields.count("attention.head_count"),
-        key_dim=fields.count("attention.key_length_mla"),
-        value_dim=fields.count("attention.value_length_mla"),
-        latent=fields.count("attention.kv_lora_rank"),
-        delta_dim=fields.count("kda.head_dim"),
-        taps=fields.count("ssm.conv_kernel"),
+        heads=fields.read_count("attention.head_count"),
+        key_dim=fields.read_count("attention.key_length_mla"),
+        value_dim=fields.read_count("attention.value_length_mla"),
+        latent=fields.read_count("attention.kv_lora_rank"),
+        delta_dim=fields.read_count("kda.head_dim"),
+        taps=fields.read_count("ssm.conv_kernel"),
         lowest=lowest,
         pools=read_pools(fields),
         streams=read_mixed_streams(fields),
@@ -147,33 +147,33 @@ def read(fields: HyperparameterReader) -> Glm5Next:
 def read_pools(fields: HyperparameterReader) -> PoolIndexer:
     """Read the attention.indexer.* keys. Raises ModelError."""
     names = ("head_count", "key_length", "kpool", "top_k")
-    heads, dim, size, count = (fields.count(f"attention.indexer.{name}") for name in names)
+    heads, dim, size, count = (fields.read_count(f"attention.indexer.{name}") for name in names)
     if size < 2 or count % size:
-        raise fields.error(
+        raise fields.make_error(
             f"attention.indexer.kpool must be at least 2 and divide attention.indexer.top_k {count} (found {size})"
         )
-    if not fields.flag("attention.indexer.kpool_select_tail", False):
-        raise fields.make_unsupported_error(f"{fields.key('attention.indexer.kpool_select_tail')} must be true")
-    epsilon = fields.epsilon(LAYER_EPSILON) if fields.has(LAYER_EPSILON) else KEY_EPSILON
+    if not fields.read_flag("attention.indexer.kpool_select_tail", False):
+        raise fields.make_unsupported_error(f"{fields.format_key('attention.indexer.kpool_select_tail')} must be true")
+    epsilon = fields.read_epsilon(LAYER_EPSILON) if fields.has(LAYER_EPSILON) else KEY_EPSILON
     return PoolIndexer(heads, dim, size, count // size, epsilon)
 
 
 def read_mixed_streams(fields: HyperparameterReader) -> MixedStreams:
     """Read the hyper_connection.* keys. Raises ModelError."""
-    count, iterations = (fields.count(f"hyper_connection.{name}") for name in ("count", "sinkhorn_iterations"))
+    count, iterations = (fields.read_count(f"hyper_connection.{name}") for name in ("count", "sinkhorn_iterations"))
     if count > MAX_STREAMS or iterations > MAX_ITERATIONS:
         raise fields.make_unsupported_error(
             f"hyper_connection.count must be at most {MAX_STREAMS}, and sinkhorn_iterations at most {MAX_ITERATIONS} "
             f"(found {count}, {iterations})"
         )
-    return MixedStreams(count, iterations, fields.number("hyper_connection.epsilon"))
+    return MixedStreams(count, iterations, fields.read_number("hyper_connection.epsilon"))
 
 
 def forward(b: Builder, w: Weights, h: Glm5Next) -> Activation:
     ignore_mtp_layers(b, w, h)
     x, selected = concat_streams(b, [b.embed(w.token_embd, b.ids)] * h.streams.count), None
     for layer in range(h.layers):
-        block, states = w.block(layer), h.of_layer(layer)
+        block, states = w.get_layer(layer), h.get_layer_states(layer)
         y, add = enter_sublayer(b, block, h, x, "attn")
         y = b.rms_norm(y, block.attn_norm, h.epsilon)
         if h.attends[layer]:
@@ -199,7 +199,7 @@ def enter_sublayer(
     """Return the input of a sublayer, and a function that adds the sublayer's output to the streams."""
     n, streams = h.streams.count, h.streams
     fn, scale, base = (w.require(f"hc_{name}_{part}") for part in ("fn", "scale", "base"))
-    factors, offsets = scale.require_shape(3).vector(), base.require_shape((2 + n) * n).vector()
+    factors, offsets = scale.require_shape(3).read_vector(), base.require_shape((2 + n) * n).read_vector()
     b.ignore(scale, base)
     mixes = b.linear(b.rms_norm(x, None, h.epsilon), fn.require_shape((2 + n) * n, n * h.width))
 
@@ -259,16 +259,16 @@ def feed_forward(b: Builder, w: Weights, h: Glm5Next, layer: int, x: Activation)
     if not any(w.get(name, by_layer=True) for name in ("ffn_gate_inp", "ffn_down_exps")):
         return feed_forward_or_experts(b, w, None, x, of_others)
     w.require_biases("exp_probs_b")
-    return b.add(feed_forward_or_experts(b, w, h.routing, x, of_experts), shared_expert(b, w, x, of_others))
+    return b.add(feed_forward_or_experts(b, w, h.routing, x, of_experts), apply_shared_expert(b, w, x, of_others))
 
 
 CHECKPOINTS = {
     "Glm5NextForConditionalGeneration": {
-        "layer": "norms @deepseek.glm5_next_layer", "sees": True, "named_as": "deepseek2",
+        "layer": "norms @deepseek.list_glm5_next_tensors", "sees": True, "named_as": "deepseek2",
         "only": {
             "mhc": True, "mla_use_nope": True, "qk_rope_head_dim": 0, "attention_bias": False,
             "index_kpool_always_select_tail": True, "num_nextn_predict_layers": 0,
         },
-        "amounts": {"vocab_size": "vocab"}, "read": "@deepseek.glm5_next", "defaults": {"rms_norm_eps": 1e-5},
+        "amounts": {"vocab_size": "vocab"}, "read": "@deepseek.read_glm5_next", "defaults": {"rms_norm_eps": 1e-5},
     },
 }  # fmt: skip

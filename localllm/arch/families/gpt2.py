@@ -12,12 +12,12 @@ from localllm.arch.family import Activation, Builder, HyperparameterReader, Rope
 
 @frozen
 class GPT2(Transformer):
-    def rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> Rope | None:
         return None
 
 
 def read(fields: HyperparameterReader) -> GPT2:
-    return GPT2(**GPT2.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON))
+    return GPT2(**GPT2.read_shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON))
 
 
 def forward(b: Builder, w: Weights, h: GPT2) -> Activation:
@@ -29,10 +29,10 @@ CHECKPOINTS = {
     "GPT2LMHeadModel": {
         "layer": "fused_attention feed_forward norms", "whole": {"position_embd": "context width"},
         "transposed": "attn_qkv attn_output ffn_up ffn_down",
-        "biased": "fused_attention feed_forward norms output_norm", "read": "@gpt.gpt2",
+        "biased": "fused_attention feed_forward norms output_norm", "read": "@gpt.read_gpt2",
         "defaults": {"tie_word_embeddings": True, "n_positions": 1024},
     },
     "GPTBigCodeForCausalLM": {
-        "arch": "starcoder", "like": "GPT2LMHeadModel", "transposed": "", "read": "@gpt.starcoder",
+        "arch": "starcoder", "like": "GPT2LMHeadModel", "transposed": "", "read": "@gpt.read_starcoder",
     },
 }  # fmt: skip

@@ -15,7 +15,7 @@ BIASED = "attn_output", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_dow
 
 
 def read(fields: HyperparameterReader) -> LocalRopeTransformer:
-    shared = LocalRopeTransformer.shared_fields(fields, interleaved=False)
+    shared = LocalRopeTransformer.read_shared_fields(fields, interleaved=False)
     return LocalRopeTransformer(
         **shared,
         windows=read_windows(fields, period=2),
@@ -59,7 +59,7 @@ CHECKPOINTS = {
         "biased": "attention ffn_gate_inp", "scalings": "yarn untruncated", "windows": 2, "only": {"swiglu_limit": 7.0},
         "experts": "intermediate_size num_local_experts num_experts_per_tok|experts_per_token",
         "amounts": {"expert_feed_forward_length": "expert_hidden"},
-        "keys": {"sliding_window": "attention.sliding_window"}, "read": "@gpt.gpt_oss",
+        "keys": {"sliding_window": "attention.sliding_window"}, "read": "@gpt.read_gpt_oss",
         "defaults": {"head_dim": 64, "rope_theta": 150000.0, "rms_norm_eps": 1e-5, "sliding_window": 128},
     },
     "GptOssForCausalLM+mxfp4": {  # quantized weights that GGUF can hold unchanged
@@ -68,7 +68,7 @@ CHECKPOINTS = {
             **ALL,
             "ffn_gate_exps": f"@gpt.even_mxfp4 {BOTH_BLOCKS}: experts expert_hidden width",
             "ffn_up_exps": f"@gpt.odd_mxfp4 {BOTH_BLOCKS}: experts expert_hidden width",
-            "ffn_down_exps": "@gpt.mxfp4_blocks "
+            "ffn_down_exps": "@gpt.repack_mxfp4 "
             "mlp.experts.down_proj_blocks[experts width hidden_blocks block_bytes] "
             "mlp.experts.down_proj_scales[experts width hidden_blocks]: experts width expert_hidden",
         },

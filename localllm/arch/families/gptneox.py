@@ -8,7 +8,7 @@ attention reads.
 from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, project_qkv
 from localllm.arch.decoder import apply_decoder, make_final_layer_norm
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights, frozen
-from localllm.arch.feed_forward import ungated_feed_forward
+from localllm.arch.feed_forward import apply_ungated_feed_forward
 
 
 @frozen
@@ -23,8 +23,8 @@ class GPTNeoX(Transformer):
 
 
 def read(fields: HyperparameterReader) -> GPTNeoX:
-    shared = GPTNeoX.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
-    return GPTNeoX(**shared, parallel=fields.flag("use_parallel_residual"))
+    shared = GPTNeoX.read_shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
+    return GPTNeoX(**shared, parallel=fields.read_flag("use_parallel_residual"))
 
 
 def forward(b: Builder, w: Weights, h: GPTNeoX) -> Activation:
@@ -36,7 +36,7 @@ def block(b: Builder, w: Weights, h: GPTNeoX, state: PagedState, x: Activation) 
     q, k, v = project_qkv(b, w, h, state.layer, b.layer_norm(x, w.attn_norm, h.epsilon))
     behind = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y = b.layer_norm(x if h.parallel else behind, w.ffn_norm, h.epsilon)
-    return b.add(behind, ungated_feed_forward(b, w, y, b.gelu))
+    return b.add(behind, apply_ungated_feed_forward(b, w, y, b.gelu))
 
 
 CHECKPOINTS = {

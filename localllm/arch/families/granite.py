@@ -8,7 +8,7 @@ from typing import Any
 from localllm.arch.attention import Transformer, attend, project_qkv, select_rope_factors
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weight, Weights, frozen
-from localllm.arch.feed_forward import feed_forward_or_experts, read_routing, shared_expert
+from localllm.arch.feed_forward import apply_shared_expert, feed_forward_or_experts, read_routing
 
 
 @frozen
@@ -30,14 +30,14 @@ class Granite(Transformer):
     def scale(self) -> float:
         return self.score_scale
 
-    def rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> Rope | None:
         return self.attention.rope if self.rotated else None
 
 
 def read(fields: HyperparameterReader) -> Granite:
-    common = Granite.shared_fields(fields, interleaved=True)
+    common = Granite.read_shared_fields(fields, interleaved=True)
     return Granite(
-        **common, logit_scale=fields.factor("logit_scale"), **read_scales(fields, common["attention"].head_dim)
+        **common, logit_scale=fields.read_factor("logit_scale"), **read_scales(fields, common["attention"].head_dim)
     )
 
 
@@ -45,11 +45,11 @@ def read_scales(fields: HyperparameterReader, head_dim: int) -> dict[str, Any]:
     """Read Granite's scales. Raises ModelError."""
     return {
         "routing": read_routing(fields),
-        "embedding_scale": fields.number("embedding_scale", 0.0) or 1.0,
-        "residual_scale": fields.number("residual_scale", 0.0) or 1.0,
-        "score_scale": fields.number("attention.scale", 0.0) or head_dim**-0.5,
-        "has_shared": fields.count("expert_shared_feed_forward_length", 0) > 0,
-        "rotated": fields.flag("rope.scaling.finetuned", True),
+        "embedding_scale": fields.read_number("embedding_scale", 0.0) or 1.0,
+        "residual_scale": fields.read_number("residual_scale", 0.0) or 1.0,
+        "score_scale": fields.read_number("attention.scale", 0.0) or head_dim**-0.5,
+        "has_shared": fields.read_count("expert_shared_feed_forward_length", 0) > 0,
+        "rotated": fields.read_flag("rope.scaling.finetuned", True),
     }
 
 
@@ -66,7 +66,7 @@ def block(b: Builder, w: Weights, h: Granite, state: PagedState, x: Activation, 
 
 def feed_forward(b: Builder, w: Weights, h: Granite, x: Activation) -> Activation:
     """Apply the feed-forward network or the experts, and add the output to the residual stream."""
-    y, beside = b.rms_norm(x, w.ffn_norm, h.epsilon), shared_expert if h.has_shared else None
+    y, beside = b.rms_norm(x, w.ffn_norm, h.epsilon), apply_shared_expert if h.has_shared else None
     y = feed_forward_or_experts(b, w, h.routing, y, b.swiglu, beside)
     return b.add(x, b.scale(y, h.residual_scale))
 

@@ -21,20 +21,20 @@ class GraniteSWA(Granite):
     windows: tuple[int | None, ...] = field(kw_only=True)
     rotates: tuple[bool, ...] = field(kw_only=True)  # by layer
 
-    def window(self, layer: int) -> int | None:
+    def get_window(self, layer: int) -> int | None:
         return self.windows[layer]
 
-    def rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> Rope | None:
         return self.attention.rope if self.rotates[layer] else None
 
 
 def read(fields: HyperparameterReader) -> GraniteSWA:
     h, name = read_granite(fields), "attention.rope_pattern"
-    rotates = fields.array(name, "biu", "a list of layers") if fields.has(name) else np.ones(h.layers)
+    rotates = fields.read_array(name, "biu", "a list of layers") if fields.has(name) else np.ones(h.layers)
     if len(rotates) != h.layers or not ((rotates == 0) | (rotates == 1)).all():
-        raise fields.wrong(name, f"yes or no for each of {h.layers} layers")
-    if fields.has("deepstack_mapping") and (fields.array("deepstack_mapping", "i", "a list of layers") >= 0).any():
-        raise fields.make_unsupported_error(f"{fields.key('deepstack_mapping')} must name no layer")
+        raise fields.make_value_error(name, f"yes or no for each of {h.layers} layers")
+    if fields.has("deepstack_mapping") and (fields.read_array("deepstack_mapping", "i", "a list of layers") >= 0).any():
+        raise fields.make_unsupported_error(f"{fields.format_key('deepstack_mapping')} must name no layer")
     windows = read_windows(fields, period=None)
     return GraniteSWA(**vars(h), windows=windows, rotates=tuple(bool(flag) for flag in rotates))
 
@@ -52,13 +52,13 @@ def block(
     y = b.linear(attend(b, h, state, q, k, v, factors, sinks=sinks), w.attn_output)
     x = b.add(x, b.scale(y, h.residual_scale))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    y = feed_forward_or_experts(b, w, h.routing, y, b.swiglu, shared_expert_in_halves if h.has_shared else None)
+    y = feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_fused_shared_expert if h.has_shared else None)
     return b.add(x, b.scale(y, h.residual_scale))
 
 
-def shared_expert_in_halves(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
+def apply_fused_shared_expert(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
     """Apply the shared expert, whose gate and up matrices are halves of one tensor."""
-    of_gate, up = w.ffn_up_shexp.halves()
+    of_gate, up = w.ffn_up_shexp.split_halves()
     return b.linear(gate(b.linear(x, of_gate), b.linear(x, up)), w.ffn_down_shexp)
 
 
@@ -66,7 +66,7 @@ CHECKPOINTS = {
     "GraniteSWAForCausalLM": {
         "like": "GraniteForCausalLM", "layer": "attention gated norms",
         "tensors": {"attn_sinks.weight": "self_attn.sinks: heads"}, "named_as": "granite",
-        "only": {"attention_bias": False, "mlp_bias": False}, "read": "@llama.granite_swa",
+        "only": {"attention_bias": False, "mlp_bias": False}, "read": "@llama.read_granite_swa",
         "defaults": {"rms_norm_eps": 1e-5, "sliding_window": 128},
     },
     "GraniteMoeSWAForCausalLM": {  # gate and up projections are fused

@@ -25,18 +25,18 @@ from localllm.arch.family import (
 class GraniteHybrid(Granite):
     space: Mamba2Sizes
 
-    def states(self) -> Sequence[PagedState | Recurrent]:  # type: ignore[override]
+    def list_states(self) -> Sequence[PagedState | Recurrent]:  # type: ignore[override]
         """Return the state of each layer: keys and values, or Mamba 2's."""
-        return [state if state.kv_heads else self.space.state(state.layer) for state in super().states()]
+        return [state if state.kv_heads else self.space.get_state(state.layer) for state in super().list_states()]
 
 
 def read(fields: HyperparameterReader) -> GraniteHybrid:
     attention = read_attention(fields, interleaved=True, every_layer=False)
     return GraniteHybrid(
-        **fields.common(),
+        **fields.read_common(),
         attention=attention,
-        epsilon=fields.epsilon(RMS_EPSILON),
-        logit_scale=fields.number("logit_scale", 0.0) or 1.0,
+        epsilon=fields.read_epsilon(RMS_EPSILON),
+        logit_scale=fields.read_number("logit_scale", 0.0) or 1.0,
         space=read_state_space(fields),
         **read_scales(fields, attention.head_dim),
     )
@@ -64,14 +64,14 @@ def block(
 ALONE = {name.removesuffix("_shexp"): its for name, its in SHARED_HALVES.items()}
 CHECKPOINTS = {
     "GraniteMoeHybridForCausalLM": {
-        "like": "GraniteForCausalLM", "layer": "norms @mamba.granitehybrid_layer",
+        "like": "GraniteForCausalLM", "layer": "norms @mamba.list_granitehybrid_tensors",
         "parts": {"experts": ("experts " + " ".join({**HALVES, **SHARED_HALVES}), " ".join(ALONE))},
         "tensors": {**HALVES, **SHARED_HALVES, **ALONE}, "only": {"position_embedding_type": "nope"},
-        "read": "@mamba.granitehybrid",
+        "read": "@mamba.read_granitehybrid",
     },
     "BambaForCausalLM": {
-        "layer": "norms @mamba.granitehybrid_layer gated", "rotated": True, "partial_rope": True,
+        "layer": "norms @mamba.list_granitehybrid_tensors gated", "rotated": True, "partial_rope": True,
         "only": {"attention_bias": False, "mlp_bias": False}, "amounts": {"vocab_size": "vocab"},
-        "read": "@mamba.bamba", "defaults": {"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+        "read": "@mamba.read_bamba", "defaults": {"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
     },
 }  # fmt: skip

@@ -47,32 +47,34 @@ class GraniteSwitch(Granite):
     rank: int
     gain: float
 
-    def states(self) -> Sequence[PagedState]:
-        return [*super().states(), PagedState(self.layers, 1, LOOKING, LOOKING)]
+    def list_states(self) -> Sequence[PagedState]:
+        return [*super().list_states(), PagedState(self.layers, 1, LOOKING, LOOKING)]
 
 
 def read(fields: HyperparameterReader) -> GraniteSwitch:
-    common = GraniteSwitch.shared_fields(fields, interleaved=True, rotates_all=True)
-    count, lists = fields.count("adapters.count"), []
+    common = GraniteSwitch.read_shared_fields(fields, interleaved=True, rotates_all=True)
+    count, lists = fields.read_count("adapters.count"), []
     for name in ("adapters.token_ids_activate", "adapters.token_ids_substitute"):
-        ids = fields.array(name, "iu", f"{count} tokens").tolist()
+        ids = fields.read_array(name, "iu", f"{count} tokens").tolist()
         if len(ids) != count or count > MOST or not all(0 <= token < fields.vocab_size for token in ids):
-            raise fields.wrong(name, f"{count} token ids up to {fields.vocab_size - 1}")
+            raise fields.make_value_error(name, f"{count} token ids up to {fields.vocab_size - 1}")
         lists.append(tuple(ids))
     if len({*lists[0]}) < count:
-        raise fields.error(f"{fields.key('adapters.token_ids_activate')} must have a different token for each adapter")
+        raise fields.make_error(
+            f"{fields.format_key('adapters.token_ids_activate')} must have a different token for each adapter"
+        )
     scales = read_scales(fields, common["attention"].head_dim)
     if scales["routing"]:
-        raise fields.error(f"{fields.key('expert_count')} must be 0")
-    gain = fields.factor("adapters.router_gain", 15.0)
+        raise fields.make_error(f"{fields.format_key('expert_count')} must be 0")
+    gain = fields.read_factor("adapters.router_gain", 15.0)
     return GraniteSwitch(
         **common,
         **scales,
         tokens=lists[0],
         instead=lists[1],
-        rank=fields.count("adapters.lora_rank"),
+        rank=fields.read_count("adapters.lora_rank"),
         gain=gain,
-        logit_scale=fields.factor("logit_scale"),
+        logit_scale=fields.read_factor("logit_scale"),
     )
 
 
@@ -81,23 +83,24 @@ def forward(b: Builder, w: Weights, h: GraniteSwitch) -> Activation:
     replaced[[*h.tokens]] = h.instead
     x = b.scale(b.embed(w.token_embd, b.replace_ids(b.ids, replaced)), h.embedding_scale)
     choice, factors = select_adapters(b, h), select_rope_factors(b, w, h)
-    for state in h.states()[:-1]:
-        layer = w.block(state.layer)
+    for state in h.list_states()[:-1]:
+        layer = w.get_layer(state.layer)
         y = b.rms_norm(x, layer.attn_norm, h.epsilon)
         sizes = (h.attention.heads[state.layer], state.kv_heads, state.kv_heads)
         parts = layer.attn_qkv.split(*(heads * state.key_dim for heads in sizes))
         q, k, v = (
-            linear_with_adapter(b, layer, h, choice, y, part, f"attn_{name}")
+            apply_linear_with_adapter(b, layer, h, choice, y, part, f"attn_{name}")
             for part, name in zip(parts, "qkv", strict=True)
         )
         y = attend(b, h, state, q, k, v, factors)
-        y = linear_with_adapter(b, layer, h, choice, y, layer.attn_output, "attn_output")
+        y = apply_linear_with_adapter(b, layer, h, choice, y, layer.attn_output, "attn_output")
         x = b.add(x, b.scale(y, h.residual_scale))
         y = b.rms_norm(x, layer.ffn_norm, h.epsilon)
         gate, up = (
-            linear_with_adapter(b, layer, h, choice, y, layer.require(name), name) for name in ("ffn_gate", "ffn_up")
+            apply_linear_with_adapter(b, layer, h, choice, y, layer.require(name), name)
+            for name in ("ffn_gate", "ffn_up")
         )
-        y = linear_with_adapter(b, layer, h, choice, b.swiglu(gate, up), layer.ffn_down, "ffn_down")
+        y = apply_linear_with_adapter(b, layer, h, choice, b.swiglu(gate, up), layer.ffn_down, "ffn_down")
         x = b.add(x, b.scale(y, h.residual_scale))
     return b.scale(compute_logits(b, w, h, x), 1 / h.logit_scale)
 
@@ -111,7 +114,7 @@ def select_adapters(b: Builder, h: GraniteSwitch) -> Choice:
         b.embed_kinds(make_table(name, first, LOOKING), adapter_ids)
         for name, first in (("query", slots * 0 + 1), ("key", np.where(slots > 0, h.gain, -h.gain)), ("value", slots))
     )
-    mean = b.attend(q, k, v, h.states()[-1], AttentionScores(1, 1.0))
+    mean = b.attend(q, k, v, h.list_states()[-1], AttentionScores(1, 1.0))
     means = b.linear(b.scale(mean, UP), make_table("every", slots * 0 + 1, LOOKING))
     away = b.add_vector(means, -slots.astype(np.float32))
     return b.route(b.scale(b.multiply(away, away), -1.0), Routing(len(slots), 1))
@@ -124,7 +127,7 @@ def make_table(name: str, first: np.ndarray, columns: int) -> Weight:
     return Weight(Tensor(f"adapters.{name}", BY_NAME["F32"], values.shape, values.view(np.uint8)))
 
 
-def linear_with_adapter(
+def apply_linear_with_adapter(
     b: Builder, w: Weights, h: GraniteSwitch, choice: Choice, x: Activation, matrix: Weight, name: str
 ) -> Activation:
     """Multiply x by a matrix, and add the product with the LoRA matrices of the token's adapter."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from localllm.arch.attention import Transformer, attend, project_qkv
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weights, frozen
-from localllm.arch.feed_forward import feed_forward_or_experts, gated_feed_forward, read_routing
+from localllm.arch.feed_forward import apply_gated_feed_forward, feed_forward_or_experts, read_routing
 
 UNREAD = "router_logit_softcapping", "attention.temperature_length"
 
@@ -33,27 +33,30 @@ class Grok(Transformer):
 def read(fields: HyperparameterReader) -> Grok:
     """Read the hyperparameters, with Grok 1's defaults. Raises ModelError."""
     fields.asked.update(UNREAD)
-    common = Grok.shared_fields(fields, interleaved=False, rotates_all=True)
+    common = Grok.read_shared_fields(fields, interleaved=False, rotates_all=True)
     attention = common.pop("attention")
     return Grok(
         **common,
         attention=replace(attention, rope=read_yarn(fields, attention.rope)),
         routing=read_routing(fields),
-        embedding_scale=fields.factor("embedding_scale", 78.38367176906169),
-        score_scale=fields.factor("attention.output_scale", 0.08838834764831845),
-        score_softcap=fields.factor("attn_logit_softcapping", 30.0),
-        logit_scale=fields.factor("logit_scale", 0.5773502691896257),
-        logit_softcap=fields.number("final_logit_softcapping", 0.0),
+        embedding_scale=fields.read_factor("embedding_scale", 78.38367176906169),
+        score_scale=fields.read_factor("attention.output_scale", 0.08838834764831845),
+        score_softcap=fields.read_factor("attn_logit_softcapping", 30.0),
+        logit_scale=fields.read_factor("logit_scale", 0.5773502691896257),
+        logit_softcap=fields.read_number("final_logit_softcapping", 0.0),
     )
 
 
 def read_yarn(fields: HyperparameterReader, rope: Rope) -> Rope:
     """Read YaRN, whose beta_fast is 8 by default. Raises ModelError."""
-    if fields.number("rope.scaling.yarn_ext_factor", float(rope.yarn)) != rope.yarn:
-        raise fields.wrong("rope.scaling.yarn_ext_factor", f"{float(rope.yarn)}")
-    if not rope.yarn and fields.number("rope.scaling.yarn_attn_factor", 1.0) != 1:
-        raise fields.wrong("rope.scaling.yarn_attn_factor", "1")
-    fast, slow = fields.factor("rope.scaling.yarn_beta_fast", 8.0), fields.factor("rope.scaling.yarn_beta_slow", 1.0)
+    if fields.read_number("rope.scaling.yarn_ext_factor", float(rope.yarn)) != rope.yarn:
+        raise fields.make_value_error("rope.scaling.yarn_ext_factor", f"{float(rope.yarn)}")
+    if not rope.yarn and fields.read_number("rope.scaling.yarn_attn_factor", 1.0) != 1:
+        raise fields.make_value_error("rope.scaling.yarn_attn_factor", "1")
+    fast, slow = (
+        fields.read_factor("rope.scaling.yarn_beta_fast", 8.0),
+        fields.read_factor("rope.scaling.yarn_beta_slow", 1.0),
+    )
     return replace(rope, yarn_betas=(fast, slow))
 
 
@@ -71,5 +74,5 @@ def block(b: Builder, w: Weights, h: Grok, state: PagedState, x: Activation) -> 
     normed = b.rms_norm(x, w.ffn_norm, h.epsilon)
     y = feed_forward_or_experts(b, w, h.routing, normed, b.geglu)
     if w.get("ffn_up"):
-        y = b.scale(b.add(y, gated_feed_forward(b, w, normed, b.geglu)), 0.5**0.5)
+        y = b.scale(b.add(y, apply_gated_feed_forward(b, w, normed, b.geglu)), 0.5**0.5)
     return b.add(x, b.rms_norm(y, w.get("layer_output_norm") or w.post_ffw_norm, h.epsilon))

@@ -7,7 +7,7 @@ the expert that has its number.
 
 from dataclasses import replace
 
-from localllm.arch.attention import Transformer, attend, project_qkv, rms_norm_heads
+from localllm.arch.attention import Transformer, attend, normalize_heads, project_qkv
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights, frozen
 from localllm.arch.feed_forward import apply_experts, collect_expert_matrices, read_routing
 from localllm.arch.verbs import Routing
@@ -26,21 +26,21 @@ class GroveMoE(Transformer):
 
 
 def read(fields: HyperparameterReader) -> GroveMoE:
-    common = GroveMoE.shared_fields(fields, interleaved=False, rotates_all=True)
-    routing, together = read_routing(fields), fields.count("experts_per_group")
+    common = GroveMoE.read_shared_fields(fields, interleaved=False, rotates_all=True)
+    routing, together = read_routing(fields), fields.read_count("experts_per_group")
     if routing is None or routing.groups > 1 or routing.experts % together:
-        raise fields.error(
-            f"expert_count {fields.count('expert_count', 0)} must be divisible by experts_per_group {together}, "
+        raise fields.make_error(
+            f"expert_count {fields.read_count('expert_count', 0)} must be divisible by experts_per_group {together}, "
             "with one expert group"
         )
     small = replace(routing, together=together, used=min(routing.used, routing.experts // together))
-    return GroveMoE(**common, routing=routing, small=small, small_scale=fields.number("expert_group_scale"))
+    return GroveMoE(**common, routing=routing, small=small, small_scale=fields.read_number("expert_group_scale"))
 
 
 def block(b: Builder, w: Weights, h: GroveMoE, state: PagedState, x: Activation) -> Activation:
     assert h.routing
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
-    q, k = rms_norm_heads(b, w, h, q, k)
+    q, k = normalize_heads(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
     logits = b.linear(y, w.ffn_gate_inp)

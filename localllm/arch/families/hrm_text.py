@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from localllm.arch.attention import Transformer, attend, project_qkv
 from localllm.arch.decoder import compute_logits
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights, frozen
-from localllm.arch.feed_forward import gated_feed_forward
+from localllm.arch.feed_forward import apply_gated_feed_forward
 
 
 @frozen
@@ -30,13 +30,13 @@ class HRMText(Transformer):
 
 def read(fields: HyperparameterReader) -> HRMText:
     """Read the hyperparameters. Attention to the prompt is causal, as in llama.cpp. Raises ModelError."""
-    in_stack, cycles, low = (fields.count(f"hrm.{name}") for name in ("layers_per_stack", "h_cycles", "l_cycles"))
-    if fields.layers() != in_stack * cycles * (low + 1):
+    in_stack, cycles, low = (fields.read_count(f"hrm.{name}") for name in ("layers_per_stack", "h_cycles", "l_cycles"))
+    if fields.read_layer_count() != in_stack * cycles * (low + 1):
         expected = f"{cycles} cycles of {low + 1} stacks of {in_stack} layers"
-        raise fields.error(f"block_count {fields.layers()} must equal the layers of {expected}")
+        raise fields.make_error(f"block_count {fields.read_layer_count()} must equal the layers of {expected}")
     return HRMText(
-        **HRMText.shared_fields(fields, interleaved=False),
-        embedding_scale=fields.number("embedding_scale", 0.0) or 1.0,
+        **HRMText.read_shared_fields(fields, interleaved=False),
+        embedding_scale=fields.read_number("embedding_scale", 0.0) or 1.0,
         in_stack=in_stack,
         cycles=cycles,
         low_cycles=low,
@@ -44,7 +44,7 @@ def read(fields: HyperparameterReader) -> HRMText:
 
 
 def forward(b: Builder, w: Weights, h: HRMText) -> Activation:
-    states = iter(h.states())
+    states = iter(h.list_states())
     high, low = b.scale(b.embed(w.token_embd, b.ids), h.embedding_scale), None
     for _ in range(h.cycles):
         for _ in range(h.low_cycles):
@@ -59,7 +59,7 @@ def apply_stack(
 ) -> Activation:
     """Apply the layers from index `first` on, and a norm."""
     for layer in range(first, first + h.in_stack):
-        x = block(b, w.block(layer), h, next(states), x)
+        x = block(b, w.get_layer(layer), h, next(states), x)
     return b.rms_norm(x, None, h.epsilon)
 
 
@@ -67,7 +67,7 @@ def block(b: Builder, w: Weights, h: HRMText, state: PagedState, x: Activation) 
     y = b.rms_norm(x, None, h.epsilon)
     attended = attend(b, h, state, *project_qkv(b, w, h, state.layer, y))
     x = b.add(x, b.linear(b.multiply(attended, b.sigmoid(b.linear(y, w.attn_gate))), w.attn_output))
-    return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, None, h.epsilon), b.swiglu))
+    return b.add(x, apply_gated_feed_forward(b, w, b.rms_norm(x, None, h.epsilon), b.swiglu))
 
 
 CHECKPOINTS = {
@@ -82,7 +82,7 @@ CHECKPOINTS = {
             "ffn_up": "second_half mlp.gate_up_proj.weight[both_hidden width]: hidden width",
             "ffn_down": "width hidden",
         },
-        "whole": {"hrm.z_l_init": "model.z_L_init: width"}, "last_norm": "", "named": "@hrm_text.in_one_stack",
+        "whole": {"hrm.z_l_init": "model.z_L_init: width"}, "last_norm": "", "named": "@hrm_text.join_stacks",
         "named_as": "llama", "only": {"attention_bias": False, "mlp_bias": False},
         "amounts": {"rope.dimension_count": "head_dim"}, "read": "@hrm_text.read", "defaults": {"head_dim": 128},
     },

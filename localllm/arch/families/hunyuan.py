@@ -6,29 +6,31 @@ not in Maincoder. One model has experts and a shared one.
 
 from dataclasses import replace
 
-from localllm.arch.attention import Transformer, project_qkv, rms_norm_heads, rotate_heads, select_rope_factors
+from localllm.arch.attention import Transformer, normalize_heads, project_qkv, rotate_heads, select_rope_factors
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, AttentionScores, Builder, HyperparameterReader, PagedState, Weight, Weights
-from localllm.arch.feed_forward import feed_forward_or_experts, read_routing, shared_expert
+from localllm.arch.feed_forward import apply_shared_expert, feed_forward_or_experts, read_routing
 from localllm.arch.rope import add_sections
 
 
 def read(fields: HyperparameterReader) -> Transformer:
     """Read the hyperparameters; alpha scales RoPE's base for a longer context (NTK). Raises ModelError."""
-    h = Transformer(**Transformer.shared_fields(fields, interleaved=fields.arch == "maincoder"))
-    rope, alpha = h.attention.rope, fields.number("rope.scaling.alpha", 0.0)
+    h = Transformer(**Transformer.read_shared_fields(fields, interleaved=fields.arch == "maincoder"))
+    rope, alpha = h.attention.rope, fields.read_number("rope.scaling.alpha", 0.0)
     if fields.arch == "hunyuan_vl":
         rope = add_sections(fields, rope)
     elif fields.has("rope.dimension_sections"):
         raise fields.make_unsupported_error(
-            f"{fields.key('rope.dimension_sections')} is not supported in {fields.arch} models"
+            f"{fields.format_key('rope.dimension_sections')} is not supported in {fields.arch} models"
         )
     if alpha and fields.arch in ("maincoder", "hunyuan-moe"):
         raise fields.make_unsupported_error(
-            f"{fields.key('rope.scaling.alpha')} is not supported in {fields.arch} models"
+            f"{fields.format_key('rope.scaling.alpha')} is not supported in {fields.arch} models"
         )
     if alpha and rope.head_dim <= 2:
-        raise fields.error(f"{fields.key('rope.scaling.alpha')} needs a head dimension above 2 (found {rope.head_dim})")
+        raise fields.make_error(
+            f"{fields.format_key('rope.scaling.alpha')} needs a head dimension above 2 (found {rope.head_dim})"
+        )
     if alpha:
         rope = replace(rope, base=rope.base * alpha ** (rope.head_dim / (rope.head_dim - 2)))
     routing = read_routing(fields) if fields.arch == "hunyuan-moe" else None
@@ -43,24 +45,24 @@ def block(
     b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation, factors: Weight | None
 ) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
-    q, k = rms_norm_heads(b, w, h, *rotate_heads(b, h, state.layer, q, k, factors))
+    q, k = normalize_heads(b, w, h, *rotate_heads(b, h, state.layer, q, k, factors))
     y = b.attend(q, k, v, state, AttentionScores(h.attention.heads[state.layer], h.scale))
     x = b.add(x, b.linear(y, w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, shared_expert))
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
 
 
 CHECKPOINTS = {
     "MaincoderForCausalLM": {
-        "arch": "maincoder", "layer": "attention head_norms gated norms", "read": "@hunyuan.maincoder",
+        "arch": "maincoder", "layer": "attention head_norms gated norms", "read": "@hunyuan.read_maincoder",
     },
     "HunYuanDenseV1ForCausalLM": {
-        "arch": "hunyuan-dense", "layer": "attention head_norms gated norms", "read": "@hunyuan.hunyuan",
+        "arch": "hunyuan-dense", "layer": "attention head_norms gated norms", "read": "@hunyuan.read_hunyuan",
         "defaults": {"rms_norm_eps": 1e-5},
     },
     "HunYuanVLForConditionalGeneration": {
         "arch": "hunyuan_vl", "like": "HunYuanDenseV1ForCausalLM", "sees": True, "unread": r"(model\.)?vit\..*",
-        "read": "@hunyuan.hunyuan_vl",
+        "read": "@hunyuan.read_hunyuan_vl",
     },
     "HunYuanMoEV1ForCausalLM": {
         "arch": "hunyuan-moe", "like": "HunYuanDenseV1ForCausalLM",
@@ -71,6 +73,6 @@ CHECKPOINTS = {
             "expert_feed_forward_length": "expert_hidden", "expert_shared_feed_forward_length": "shared_hidden",
             "expert_shared_count": "num_shared_expert=1",
         },
-        "read": "@hunyuan.hunyuan_moe",
+        "read": "@hunyuan.read_hunyuan_moe",
     },
 }  # fmt: skip

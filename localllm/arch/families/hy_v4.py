@@ -27,7 +27,7 @@ from localllm.arch.family import (
     Weights,
     frozen,
 )
-from localllm.arch.feed_forward import feed_forward_or_experts, read_own_routing, shared_expert
+from localllm.arch.feed_forward import apply_shared_expert, feed_forward_or_experts, read_own_routing
 from localllm.arch.hyper_connections import (
     ResidualStreams,
     add_to_streams,
@@ -52,32 +52,32 @@ class Hunyuan4(DeepSeek2):
     indexer: Indexer | None
     limits: tuple[float, ...]
 
-    def states(self) -> Sequence[LatentState | PagedState]:
-        return [*super().states(), *(self.indexer.states() if self.indexer else ())]
+    def list_states(self) -> Sequence[LatentState | PagedState]:
+        return [*super().list_states(), *(self.indexer.list_states() if self.indexer else ())]
 
 
 def read(fields: HyperparameterReader) -> Hunyuan4:
-    fields.count("attention.key_length_mla")
+    fields.read_count("attention.key_length_mla")
     common = read_latent_attention(fields)
     rope, layers = read_rope(fields, common["rope"].dims, True), common["layers"]
     common |= {"rope": rope, "scale": (common["key_dim"] + rope.dims) ** -0.5}
     indexer = None
-    if fields.count("attention.indexer.top_k", 0):
+    if fields.read_count("attention.indexer.top_k", 0):
         indexer = read_indexer(fields, rope, True, [0] * layers, at_end=True, epsilon=common["epsilon"])
     return Hunyuan4(
         **common,
         routing=read_own_routing(fields),
         streams=read_streams(fields),
         indexer=indexer,
-        limits=read_limits(fields, "swiglu_clamp_exp", fields.layers()),
+        limits=read_limits(fields, "swiglu_clamp_exp", fields.read_layer_count()),
     )
 
 
 def forward(b: Builder, w: Weights, h: Hunyuan4) -> Activation:
     ignore_mtp_layers(b, w, h)
     streams, selected = [b.embed(w.token_embd, b.ids)] * h.streams.count, None
-    for state in h.layer_states():
-        block = w.block(state.layer)
+    for state in h.list_layer_states():
+        block = w.get_layer(state.layer)
         y, gates = enter_sublayer(b, block, h.streams, h.epsilon, streams, "attn")
         y = b.rms_norm(y, block.attn_norm, h.epsilon)
         narrow = narrow_queries(b, block, h.epsilon, y)
@@ -101,12 +101,12 @@ def feed_forward(b: Builder, w: Weights, h: Hunyuan4, layer: int, x: Activation)
     if not w.get("ffn_gate_inp", by_layer=True):
         return feed_forward_or_experts(b, w, h.routing, x, b.swiglu)
     y = feed_forward_or_experts(b, w, h.routing, x, make_limited_swiglu(b, h.limits[layer]))
-    return b.add(y, shared_expert(b, w, x, b.swiglu))
+    return b.add(y, apply_shared_expert(b, w, x, b.swiglu))
 
 
 CHECKPOINTS = {
     "HYV4ForCausalLM": {
-        "like": "DeepseekV2ForCausalLM", "layer": "@hunyuan.hy_v4_layer",
+        "like": "DeepseekV2ForCausalLM", "layer": "@hunyuan.list_hy_v4_tensors",
         "whole": {
             "output_hc_fn.weight": "full model.hc_head.hc_head_fn: streams all_streams",
             "output_hc_base.weight": "model.hc_head.hc_head_base: streams",
@@ -114,7 +114,7 @@ CHECKPOINTS = {
         },
         "named_as": "deepseek2", "unread": r"model\.mtp_layers\..*",
         "only": {"rope_interleave": True, "moe_layer_freq": 1, "attention_bias": False, "enable_lm_head_fp32": False},
-        "read": "@hunyuan.hy_v4",
+        "read": "@hunyuan.read_hy_v4",
         "defaults": {
             "topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True, "n_shared_experts": 1,
             "rms_norm_eps": 1e-5, "routed_scaling_factor": 2.827, "swiglu_limit": 10.0,

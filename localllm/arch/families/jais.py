@@ -8,7 +8,7 @@ from localllm.arch.attention import LAYER_EPSILON, attend, project_qkv
 from localllm.arch.decoder import apply_decoder, make_final_layer_norm
 from localllm.arch.families.mpt import MPT, compute_alibi_slopes
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights, frozen
-from localllm.arch.feed_forward import gated_feed_forward
+from localllm.arch.feed_forward import apply_gated_feed_forward
 
 
 @frozen
@@ -19,8 +19,8 @@ class Jais(MPT):
 
 
 def read(fields: HyperparameterReader) -> Jais:
-    shared = Jais.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
-    return Jais(**shared, limit=0.0, alibi_bias=fields.number("attention.max_alibi_bias", 0.0))
+    shared = Jais.read_shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
+    return Jais(**shared, limit=0.0, alibi_bias=fields.read_number("attention.max_alibi_bias", 0.0))
 
 
 def forward(b: Builder, w: Weights, h: Jais) -> Activation:
@@ -32,4 +32,4 @@ def block(b: Builder, w: Weights, h: Jais, state: PagedState, x: Activation) -> 
     q, k, v = project_qkv(b, w, h, state.layer, b.layer_norm(x, w.attn_norm, h.epsilon))
     slopes = compute_alibi_slopes(h.attention.heads[state.layer], h.alibi_bias) if h.alibi_bias else ()
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, slopes=slopes), w.attn_output))
-    return b.add(x, gated_feed_forward(b, w, b.layer_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    return b.add(x, apply_gated_feed_forward(b, w, b.layer_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

@@ -16,19 +16,19 @@ from localllm.arch.feed_forward import feed_forward_or_experts, read_routing
 class Jamba(Transformer):
     selection: MambaSizes
 
-    def rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> Rope | None:
         return None
 
-    def states(self) -> Sequence[PagedState | Recurrent]:  # type: ignore[override]
+    def list_states(self) -> Sequence[PagedState | Recurrent]:  # type: ignore[override]
         """Return the state of each layer: keys and values, or Mamba's."""
-        return [state if state.kv_heads else self.selection.state(state.layer) for state in super().states()]
+        return [state if state.kv_heads else self.selection.get_state(state.layer) for state in super().list_states()]
 
 
 def read(fields: HyperparameterReader) -> Jamba:
     return Jamba(
-        **fields.common(),
+        **fields.read_common(),
         attention=read_attention(fields, interleaved=False, every_layer=False),
-        epsilon=fields.epsilon(RMS_EPSILON),
+        epsilon=fields.read_epsilon(RMS_EPSILON),
         routing=read_routing(fields, normalized=False),
         selection=read_selection(fields),
     )
@@ -55,6 +55,6 @@ MAMBA = {
 CHECKPOINTS = {
     "JambaForCausalLM": {
         "layer": "norms", "parts": {"attends": ("attention", " ".join(MAMBA)), "mixes": ("experts", "gated")},
-        "tensors": MAMBA, "only": {"mamba_conv_bias": True, "mamba_proj_bias": False}, "read": "@mamba.jamba",
+        "tensors": MAMBA, "only": {"mamba_conv_bias": True, "mamba_proj_bias": False}, "read": "@mamba.read_jamba",
     },
 }  # fmt: skip

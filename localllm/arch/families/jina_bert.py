@@ -5,14 +5,14 @@ upper half of ffn_up; in the models for code, queries and keys are normalized, a
 normalized twice.
 """
 
-from localllm.arch.attention import attend, layer_norm_qk, project_qkv
+from localllm.arch.attention import attend, normalize_queries_and_keys, project_qkv
 from localllm.arch.decoder import pool_texts
 from localllm.arch.encoder import embed_tokens, read_encoder_fields
 from localllm.arch.families.baichuan import ALIBI_BIAS
 from localllm.arch.families.bert import BERT, OTHER_HEADS
 from localllm.arch.families.mpt import compute_alibi_slopes
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
-from localllm.arch.feed_forward import gated_feed_forward, ungated_feed_forward
+from localllm.arch.feed_forward import apply_gated_feed_forward, apply_ungated_feed_forward
 
 
 def read(fields: HyperparameterReader) -> BERT:
@@ -21,8 +21,8 @@ def read(fields: HyperparameterReader) -> BERT:
 
 def forward(b: Builder, w: Weights, h: BERT) -> Activation:
     x = b.layer_norm(embed_tokens(b, w), w.token_embd_norm, h.epsilon)
-    for state in h.states():
-        layer = w.block(state.layer)
+    for state in h.list_states():
+        layer = w.get_layer(state.layer)
         x = apply_attention(b, layer, h, state, x)
         x = b.layer_norm(b.add(feed_forward(b, layer, x), x), layer.layer_output_norm, h.epsilon)
     return pool_texts(b, w, h, x)
@@ -31,7 +31,7 @@ def forward(b: Builder, w: Weights, h: BERT) -> Activation:
 def apply_attention(b: Builder, w: Weights, h: BERT, state: PagedState, x: Activation) -> Activation:
     """Add attention's output to x, and normalize once or twice."""
     q, k, v = project_qkv(b, w, h, state.layer, x)
-    q, k = layer_norm_qk(b, w, h, q, k)
+    q, k = normalize_queries_and_keys(b, w, h, q, k)
     y = attend(b, h, state, q, k, v, slopes=compute_alibi_slopes(h.attention.heads[state.layer], ALIBI_BIAS))
     y = b.layer_norm(b.add(b.linear(y, w.attn_output), x), w.attn_output_norm, h.epsilon)
     return b.layer_norm(b.add(y, x), again, h.epsilon) if (again := w.get("attn_norm_2")) else y
@@ -40,8 +40,8 @@ def apply_attention(b: Builder, w: Weights, h: BERT, state: PagedState, x: Activ
 def feed_forward(b: Builder, w: Weights, x: Activation) -> Activation:
     """Apply the network, with or without a gate."""
     if w.get("ffn_gate") is None and w.ffn_up.shape[0] == w.ffn_down.shape[-1]:
-        return ungated_feed_forward(b, w, x, b.gelu_erf)
-    return gated_feed_forward(b, w, x, lambda gate, up: b.multiply(b.gelu_erf(gate), up))
+        return apply_ungated_feed_forward(b, w, x, b.gelu_erf)
+    return apply_gated_feed_forward(b, w, x, lambda gate, up: b.multiply(b.gelu_erf(gate), up))
 
 
 CHECKPOINTS = {
@@ -53,6 +53,6 @@ CHECKPOINTS = {
         "whole": {"token_types": "types width", "token_embd_norm": "width"},
         "biased": "attention ffn_down attn_q_norm attn_k_norm attn_norm_2 token_embd_norm norms_of_encoder",
         "decodes": False, "prefixes": "bert. roberta. distilbert.",
-        "unread": OTHER_HEADS, "read": "@bert.jina_bert",
+        "unread": OTHER_HEADS, "read": "@bert.read_jina_bert",
     },
 }  # fmt: skip

@@ -20,10 +20,10 @@ from localllm.arch.family import Activation, Builder, HyperparameterReader, Late
 from localllm.arch.feed_forward import (
     Gate,
     apply_experts,
+    apply_gated_feed_forward,
+    apply_shared_expert,
     collect_expert_matrices,
-    gated_feed_forward,
     read_own_routing,
-    shared_expert,
 )
 from localllm.arch.hyper_connections import concat_streams
 
@@ -48,27 +48,27 @@ class KimiK3(KimiLinear):
 
 
 def read(fields: HyperparameterReader) -> KimiK3:
-    common, lowest = read_kimi_hyperparameters(fields), fields.raw("kda.gate_lower_bound", 0.0)
+    common, lowest = read_kimi_hyperparameters(fields), fields.read_raw("kda.gate_lower_bound", 0.0)
     if not isinstance(lowest, float) or not -LOWEST <= lowest <= 0:
-        raise fields.wrong("kda.gate_lower_bound", f"a number from {-LOWEST:g} to 0")
+        raise fields.make_value_error("kda.gate_lower_bound", f"a number from {-LOWEST:g} to 0")
     rope = replace(common["rope"], unrotated=tuple(range(common["rope"].dims // 2)))
-    linear = fields.raw("activation.situ_linear_beta")
+    linear = fields.read_raw("activation.situ_linear_beta")
     if not isinstance(linear, float) or not -1e6 <= linear <= 1e6:
-        raise fields.wrong("activation.situ_linear_beta", "a number")
+        raise fields.make_value_error("activation.situ_linear_beta", "a number")
     return KimiK3(
         **common | {"rope": rope},
         routing=read_own_routing(fields),
-        period=fields.count("attn_res.block_size", 0),
-        bounds=(fields.factor("activation.situ_beta"), linear),
+        period=fields.read_count("attn_res.block_size", 0),
+        bounds=(fields.read_factor("activation.situ_beta"), linear),
         lowest=lowest,
-        narrow=fields.count("expert_latent_length", 0),
+        narrow=fields.read_count("expert_latent_length", 0),
     )
 
 
 def forward(b: Builder, w: Weights, h: KimiK3) -> Activation:
     x, earlier = b.embed(w.token_embd, b.ids), list[Activation]()
-    for state in h.states():
-        layer = w.block(state.layer)
+    for state in h.list_states():
+        layer = w.get_layer(state.layer)
         y = mix_kept_inputs(b, h, earlier, x, layer, "attn_res_score")
         is_kept = h.period > 0 and state.layer % h.period == 0
         earlier += [x] if is_kept else []
@@ -107,15 +107,15 @@ def feed_forward(b: Builder, w: Weights, h: KimiK3, x: Activation) -> Activation
     """Apply a dense network, or experts on narrower rows and a shared one."""
     gate = make_bounded_swiglu(b, h)
     if h.routing is None or not any(w.get(name, by_layer=True) for name in ("ffn_gate_inp", "ffn_down_exps")):
-        return gated_feed_forward(b, w, x, gate)
+        return apply_gated_feed_forward(b, w, x, gate)
     w.require_biases("exp_probs_b")
     narrow = b.linear(x, w.ffn_routed_down.require_shape(h.narrow, h.width)) if h.narrow else x
-    choice = b.route(b.linear(x, w.ffn_gate_inp), h.routing, w.bias("exp_probs_b"))
+    choice = b.route(b.linear(x, w.ffn_gate_inp), h.routing, w.get_bias("exp_probs_b"))
     y = apply_experts(b, collect_expert_matrices(b, w, h.routing.experts), choice, narrow, gate)
     y = b.rms_norm(y, norm, h.epsilon) if (norm := w.get("ffn_routed_norm")) else y
     y = b.linear(y, w.ffn_routed_up) if h.narrow else y
     has_shared = any(w.get(f"ffn_{part}_shexp") for part in ("gate", "up", "down"))
-    return b.add(y, shared_expert(b, w, x, gate)) if has_shared else y
+    return b.add(y, apply_shared_expert(b, w, x, gate)) if has_shared else y
 
 
 def make_bounded_swiglu(b: Builder, h: KimiK3) -> Gate:

@@ -20,7 +20,7 @@ from localllm.arch.family import (
     Weights,
     frozen,
 )
-from localllm.arch.feed_forward import SIGMOID, SOFTMAX, feed_forward_or_experts, read_routing, shared_expert
+from localllm.arch.feed_forward import SIGMOID, SOFTMAX, apply_shared_expert, feed_forward_or_experts, read_routing
 from localllm.arch.rope import read_rope
 
 
@@ -37,40 +37,44 @@ class KimiLinear(DeepSeek2):
     delta_dim: int
     taps: int
 
-    def states(self) -> Sequence[LatentState | Recurrent]:  # type: ignore[override]
+    def list_states(self) -> Sequence[LatentState | Recurrent]:  # type: ignore[override]
         """Return the state of each layer: latent rows, or the convolutions' last inputs and the heads' matrices."""
         columns, dim = self.heads * self.delta_dim, self.delta_dim
         shapes = (*[(self.taps - 1, columns)] * 3, (self.heads, dim, dim))
-        rows = super().states()
+        rows = super().list_states()
         return [rows[n] if self.attends[n] else Recurrent(n, shapes) for n in range(self.layers)]  # type: ignore[misc]
 
 
 def read(fields: HyperparameterReader) -> KimiLinear:
-    common, function = read_kimi_hyperparameters(fields), fields.count("expert_gating_func")
+    common, function = read_kimi_hyperparameters(fields), fields.read_count("expert_gating_func")
     if function not in (SOFTMAX, SIGMOID):
-        raise fields.wrong("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
+        raise fields.make_value_error("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
     rope = replace(common["rope"], unrotated=tuple(range(common["rope"].dims // 2)))
-    scale = fields.number("expert_weights_scale", 0.0) or 1.0
+    scale = fields.read_number("expert_weights_scale", 0.0) or 1.0
     return KimiLinear(**common | {"rope": rope}, routing=read_routing(fields, function, scale=scale))
 
 
 def read_kimi_hyperparameters(fields: HyperparameterReader) -> dict[str, Any]:
     """Read the hyperparameters that Kimi models share. Raises ModelError."""
-    common, heads, dims = fields.common(), fields.count("attention.head_count"), fields.count("rope.dimension_count")
-    key_dim, value_dim = (fields.count(f"attention.{side}_length_mla") for side in ("key", "value"))
-    latent = fields.count("attention.kv_lora_rank")
-    kv_heads = fields.counts("attention.head_count_kv", fields.layers(), 0)
+    common, heads, dims = (
+        fields.read_common(),
+        fields.read_count("attention.head_count"),
+        fields.read_count("rope.dimension_count"),
+    )
+    key_dim, value_dim = (fields.read_count(f"attention.{side}_length_mla") for side in ("key", "value"))
+    latent = fields.read_count("attention.kv_lora_rank")
+    kv_heads = fields.read_counts("attention.head_count_kv", fields.read_layer_count(), 0)
     if key_dim <= dims or not {*kv_heads} <= {0, 1} or dims % 2:
-        raise fields.error(
+        raise fields.make_error(
             f"rope.dimension_count {dims} must be even and below the key dimension {key_dim}, and "
             f"attention.head_count_kv 0 or 1 (found {max(kv_heads)})"
         )
-    if fields.count("attention.key_length", latent + dims) != latent + dims:
-        raise fields.error(f"{fields.key('attention.key_length')} must be {latent + dims}")
-    fields.count("attention.value_length", latent)  # not used: in files of the 48B it is for another kind of heads
+    if fields.read_count("attention.key_length", latent + dims) != latent + dims:
+        raise fields.make_error(f"{fields.format_key('attention.key_length')} must be {latent + dims}")
+    fields.read_count("attention.value_length", latent)  # not used: in files of the 48B it is for another kind of heads
     return {
         **common,
-        "epsilon": fields.epsilon(RMS_EPSILON),
+        "epsilon": fields.read_epsilon(RMS_EPSILON),
         "heads": heads,
         "key_dim": key_dim - dims,
         "value_dim": value_dim,
@@ -79,25 +83,29 @@ def read_kimi_hyperparameters(fields: HyperparameterReader) -> dict[str, Any]:
         "rope": read_rope(fields, dims, True),
         "scale": key_dim**-0.5,
         "attends": tuple(map(bool, kv_heads)),
-        "delta_dim": fields.count("kda.head_dim"),
-        "taps": fields.count("ssm.conv_kernel"),
+        "delta_dim": fields.read_count("kda.head_dim"),
+        "taps": fields.read_count("ssm.conv_kernel"),
     }
 
 
 def block(b: Builder, w: Weights, h: KimiLinear, state: LatentState | Recurrent, x: Activation) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
-    y = attend_to_latents(b, w, h, state, y) if isinstance(state, LatentState) else delta_attention(b, w, h, state, y)
+    y = (
+        attend_to_latents(b, w, h, state, y)
+        if isinstance(state, LatentState)
+        else apply_delta_attention(b, w, h, state, y)
+    )
     x = b.add(x, b.linear(y, w.attn_output))
     if w.get("ffn_gate_inp", by_layer=True):
         w.require_biases("exp_probs_b")
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, shared_expert))
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
 
 
-def delta_attention(b: Builder, w: Weights, h: KimiLinear, state: Recurrent, x: Activation) -> Activation:
+def apply_delta_attention(b: Builder, w: Weights, h: KimiLinear, state: Recurrent, x: Activation) -> Activation:
     """Compute the heads' outputs, normalized and gated."""
     w.require_biases("ssm_dt")
-    steps = b.softplus(b.linear(b.linear(x, w.ssm_f_a), w.ssm_f_b), w.bias("ssm_dt"))
+    steps = b.softplus(b.linear(b.linear(x, w.ssm_f_a), w.ssm_f_b), w.get_bias("ssm_dt"))
     decays = b.exponential(b.scale_columns(steps, repeat_rates(w, h)))
     return apply_delta_heads(b, w, h, state, x, decays, b.linear(b.linear(x, w.ssm_g_a), w.ssm_g_b))
 
@@ -154,11 +162,11 @@ def apply_kimi_delta(
 
 CHECKPOINTS = {
     "KimiLinearForCausalLM KimiLinearModel": {
-        "layer": "@deepseek.kimi_linear_layer",
+        "layer": "@deepseek.list_kimi_linear_tensors",
         "only": {
             "moe_renormalize": True, "num_expert_group": 1, "topk_group": 1, "mla_use_nope": True, "q_lora_rank": (),
             "moe_layer_freq": 1,
         },
-        "amounts": {"vocab_size": "vocab"}, "read": "@deepseek.kimi_linear", "defaults": {"rms_norm_eps": 1e-5},
+        "amounts": {"vocab_size": "vocab"}, "read": "@deepseek.read_kimi_linear", "defaults": {"rms_norm_eps": 1e-5},
     },
 }  # fmt: skip

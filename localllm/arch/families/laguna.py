@@ -10,22 +10,22 @@ from localllm.arch.attention import (
     LocalRopeTransformer,
     attend,
     gate_heads,
+    normalize_heads,
     project_qkv,
     read_local_rope_dims,
     read_windows,
-    rms_norm_heads,
 )
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
-from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
+from localllm.arch.feed_forward import SIGMOID, apply_shared_expert, feed_forward_or_experts, read_own_routing
 
 
 def read(fields: HyperparameterReader) -> LocalRopeTransformer:
-    common = LocalRopeTransformer.shared_fields(fields, interleaved=False)
+    common = LocalRopeTransformer.read_shared_fields(fields, interleaved=False)
     local_rope = read_local_rope_dims(fields, common["attention"].rope)
     return LocalRopeTransformer(
         **common,
         windows=read_windows(fields, period=4, default=0, all_first=True),
-        local_rope=local_rope.without_scaling(local_rope.base),
+        local_rope=local_rope.remove_scaling(local_rope.base),
         routing=read_own_routing(fields, SIGMOID),
     )
 
@@ -33,19 +33,20 @@ def read(fields: HyperparameterReader) -> LocalRopeTransformer:
 def block(b: Builder, w: Weights, h: LocalRopeTransformer, state: PagedState, x: Activation) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = project_qkv(b, w, h, state.layer, y)
-    q, k = rms_norm_heads(b, w, h, q, k)
+    q, k = normalize_heads(b, w, h, q, k)
     attended = attend(b, h, state, q, k, v)
     gates, is_by_head = b.softplus(b.linear(y, w.attn_gate)), w.attn_gate.shape[0] == h.attention.heads[state.layer]
     attended = gate_heads(b, h, state, attended, gates) if is_by_head else b.multiply(attended, gates)
     x = b.add(x, b.linear(attended, w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, shared_expert))
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
 
 
 AFTER = "ffn_gate_shexp ffn_up_shexp ffn_down_shexp exp_probs_b.bias"  # with experts
 CHECKPOINTS = {
     "LagunaForCausalLM": {
-        "layer": "head_norms norms @laguna.attention", "parts": {"< leading_dense": ("gated", f"experts {AFTER}")},
+        "layer": "head_norms norms @laguna.list_attention_tensors", "parts": {"< leading_dense": ("gated",
+        f"experts {AFTER}")},
         "tensors": {
             "exp_probs_b.bias": "mlp.experts.e_score_correction.bias: experts",
             "ffn_gate_shexp": "mlp.shared_expert.gate_proj.weight: shared_hidden width",
@@ -59,7 +60,7 @@ CHECKPOINTS = {
         "experts": "moe_intermediate_size",
         "amounts": {"vocab_size": "vocab", "expert_feed_forward_length": "expert_hidden"},
         "keys": {"moe_routed_scaling_factor": ("expert_weights_scale", 1.0)},
-        "metadata": {"expert_weights_norm": True, "expert_gating_func": 2}, "read": "@laguna.laguna",
+        "metadata": {"expert_weights_norm": True, "expert_gating_func": 2}, "read": "@laguna.read_laguna",
         "defaults": {
             "head_dim": 128, "sliding_window": 512,
             "rope_parameters": {

@@ -6,7 +6,7 @@ have no key-value heads in the metadata.
 
 from collections.abc import Sequence
 
-from localllm.arch.attention import RMS_EPSILON, Transformer, attend, project_qkv, read_attention, rms_norm_heads
+from localllm.arch.attention import RMS_EPSILON, Transformer, attend, normalize_heads, project_qkv, read_attention
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Recurrent, Weights, frozen
 from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_routing
@@ -23,24 +23,24 @@ class Lfm2(Transformer):
     taps: int
     attention_window: int | None
 
-    def window(self, layer: int) -> int | None:
+    def get_window(self, layer: int) -> int | None:
         return self.attention_window
 
-    def states(self) -> Sequence[PagedState | Recurrent]:  # type: ignore[override]
+    def list_states(self) -> Sequence[PagedState | Recurrent]:  # type: ignore[override]
         """Return the state of each layer: keys and values, or a convolution's last inputs."""
-        states, window = super().states(), ((self.taps - 1, self.width),)
+        states, window = super().list_states(), ((self.taps - 1, self.width),)
         return [state if state.kv_heads else Recurrent(state.layer, window) for state in states]
 
 
 def read(fields: HyperparameterReader) -> Lfm2:
-    scale = fields.number("expert_weights_scale", 0.0) or 1.0
+    scale = fields.read_number("expert_weights_scale", 0.0) or 1.0
     return Lfm2(
-        **fields.common(),
+        **fields.read_common(),
         attention=read_attention(fields, interleaved=False, every_layer=False),
-        epsilon=fields.epsilon(RMS_EPSILON),
-        routing=read_routing(fields, fields.count("expert_gating_func", SIGMOID), scale=scale),
-        taps=fields.count("shortconv.l_cache"),
-        attention_window=fields.count("attention.sliding_window", 0) or None,
+        epsilon=fields.read_epsilon(RMS_EPSILON),
+        routing=read_routing(fields, fields.read_count("expert_gating_func", SIGMOID), scale=scale),
+        taps=fields.read_count("shortconv.l_cache"),
+        attention_window=fields.read_count("attention.sliding_window", 0) or None,
     )
 
 
@@ -54,7 +54,7 @@ def block(b: Builder, w: Weights, h: Lfm2, state: PagedState | Recurrent, x: Act
         y = apply_short_convolution(b, w, h, state, normed)
     else:
         q, k, v = project_qkv(b, w, h, state.layer, normed)
-        y = b.linear(attend(b, h, state, *rms_norm_heads(b, w, h, q, k), v), w.attn_output)
+        y = b.linear(attend(b, h, state, *normalize_heads(b, w, h, q, k), v), w.attn_output)
     x = b.add(x, y)
     return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
 
@@ -83,7 +83,7 @@ CHECKPOINTS = {
         "layer": "norms gated", "parts": {"attends": ("attention head_norms", " ".join(CONVOLUTION))},
         "tensors": CONVOLUTION, "last_norm": "token_embd_norm.weight",
         "renamed": {"model.embedding_norm": "token_embd_norm"}, "only": {"conv_bias": False},
-        "amounts": {"vocab_size": "vocab"}, "read": "@mamba.lfm2",
+        "amounts": {"vocab_size": "vocab"}, "read": "@mamba.read_lfm2",
         "defaults": {"tie_word_embeddings": True, "rope_theta": 1e6},
     },
     "Lfm2MoeForCausalLM": {
@@ -96,7 +96,7 @@ CHECKPOINTS = {
         "only": {"conv_bias": False, "norm_topk_prob": True, "use_expert_bias": True, "routed_scaling_factor": 1.0},
         "experts": "moe_intermediate_size",
         "amounts": {"vocab_size": "vocab", "expert_feed_forward_length": "expert_hidden"},
-        "metadata": {"expert_gating_func": 2}, "read": "@mamba.lfm2_moe",
+        "metadata": {"expert_gating_func": 2}, "read": "@mamba.read_lfm2_moe",
     },
     "Lfm2VlForConditionalGeneration": {"like": "Lfm2ForCausalLM", "select": "@llama.select_vision"},
     "vision+lfm2": {"like": "Lfm2ForCausalLM", "sees": True, "unread": r"(model\.)?image_newline"},

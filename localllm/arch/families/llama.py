@@ -8,7 +8,7 @@ from localllm.arch.feed_forward import feed_forward_or_experts, read_routing
 
 def read(fields: HyperparameterReader) -> Transformer:
     """Read the hyperparameters. Raises ModelError, also if RoPE does not rotate whole heads."""
-    shared = Transformer.shared_fields(fields, interleaved=True, rotates_all=True, own_values=True)
+    shared = Transformer.read_shared_fields(fields, interleaved=True, rotates_all=True, own_values=True)
     if (attention := shared["attention"]).value_dim != attention.head_dim:
         if not fields.has("attention.key_length"):  # value_length or head_count is damaged
             raise fields.make_unsupported_error("attention.value_length must equal attention.key_length")

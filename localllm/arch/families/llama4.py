@@ -26,7 +26,7 @@ from localllm.arch.family import (
     Weights,
     frozen,
 )
-from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_routing, shared_expert
+from localllm.arch.feed_forward import SIGMOID, apply_shared_expert, feed_forward_or_experts, read_routing
 
 CHUNK = 8192  # tokens
 TEMPERATURE, TEMPERATURE_LENGTH = 0.1, 8192  # slope and length of scale_by_position
@@ -39,10 +39,10 @@ class Llama4(LocalRopeTransformer):
 
     normed: bool
 
-    def rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> Rope | None:
         return self.local_rope if self.windows[layer] or not any(self.windows) else None
 
-    def states(self) -> Sequence[PagedState]:
+    def list_states(self) -> Sequence[PagedState]:
         return [
             PagedState(
                 layer, kv_heads, self.attention.head_dim, self.attention.head_dim, self.windows[layer], chunked=True
@@ -56,16 +56,16 @@ def read(fields: HyperparameterReader) -> Llama4:
 
     Raises ModelError.
     """
-    key, common = "attention.sliding_window", Llama4.shared_fields(fields, interleaved=True)
-    chunk = CHUNK if fields.raw(key) is None else fields.count(key, 0)
+    key, common = "attention.sliding_window", Llama4.read_shared_fields(fields, interleaved=True)
+    chunk = CHUNK if fields.read_raw(key) is None else fields.read_count(key, 0)
     if chunk not in (0, CHUNK):
-        raise fields.error(f"{fields.key(key)} must be {CHUNK} or 0 (found {chunk})")
+        raise fields.make_error(f"{fields.format_key(key)} must be {CHUNK} or 0 (found {chunk})")
     return Llama4(
         **common,
         windows=read_windows(fields, period=4, default=chunk),
         local_rope=read_local_rope(fields, common["attention"].rope),
         routing=read_routing(fields, SIGMOID, normalized=False, weighs_inputs=True),
-        normed=fields.count("expert_count", 0) != EXPERTS_OF_MAVERICK,
+        normed=fields.read_count("expert_count", 0) != EXPERTS_OF_MAVERICK,
     )
 
 
@@ -75,16 +75,16 @@ def forward(b: Builder, w: Weights, h: Llama4) -> Activation:
 
 def block(b: Builder, w: Weights, h: Llama4, state: PagedState, x: Activation, factors: Weight | None) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
-    x = b.add(x, b.linear(attention(b, h, state, q, k, v, factors), w.attn_output))
+    x = b.add(x, b.linear(compute_attention(b, h, state, q, k, v, factors), w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, shared_expert))
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
 
 
-def attention(
+def compute_attention(
     b: Builder, h: Llama4, state: PagedState, q: Activation, k: Activation, v: Activation, factors: Weight | None
 ) -> Activation:
     """Compute the attention of a layer."""
-    if rope := h.rope(state.layer):
+    if rope := h.get_rope(state.layer):
         q, k = b.rope(q, rope, b.positions, factors), b.rope(k, rope, b.positions, factors)
         if h.normed:
             head_dim = h.attention.head_dim
@@ -104,6 +104,6 @@ CHECKPOINTS = {
         },
         "reads": {"intermediate_size": "1 * intermediate_size_mlp"}, "sizes": {"step": "interleave_moe_layer_step=1"},
         "amounts": {"vocab_size": "vocab", "rope.dimension_count": "head_dim", "interleave_moe_layer_step": "step"},
-        "read": "@llama.llama4", "defaults": {"rms_norm_eps": 1e-5, "rope_theta": 5e5},
+        "read": "@llama.read_llama4", "defaults": {"rms_norm_eps": 1e-5, "rope_theta": 5e5},
     },
 }  # fmt: skip

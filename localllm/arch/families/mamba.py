@@ -25,7 +25,7 @@ class MambaSizes:
     rank: int
     normalized: bool
 
-    def state(self, layer: int) -> Recurrent:
+    def get_state(self, layer: int) -> Recurrent:
         """Return a layer's state: the convolution's last inputs, and the columns' states."""
         return Recurrent(layer, ((self.taps - 1, self.inner), (self.state_size, self.inner)))
 
@@ -35,23 +35,23 @@ class Mamba(Hyperparameters):
     selection: MambaSizes
     epsilon: float
 
-    def states(self) -> Sequence[Recurrent]:
-        return [self.selection.state(layer) for layer in range(self.layers)]
+    def list_states(self) -> Sequence[Recurrent]:
+        return [self.selection.get_state(layer) for layer in range(self.layers)]
 
 
 def read_selection(fields: HyperparameterReader) -> MambaSizes:
     """Read the ssm.* keys. Raises ModelError."""
     return MambaSizes(
-        inner=fields.count("ssm.inner_size"),
-        state_size=fields.count("ssm.state_size"),
-        taps=fields.count("ssm.conv_kernel"),
-        rank=fields.count("ssm.time_step_rank"),
-        normalized=fields.flag("ssm.dt_b_c_rms", False),
+        inner=fields.read_count("ssm.inner_size"),
+        state_size=fields.read_count("ssm.state_size"),
+        taps=fields.read_count("ssm.conv_kernel"),
+        rank=fields.read_count("ssm.time_step_rank"),
+        normalized=fields.read_flag("ssm.dt_b_c_rms", False),
     )
 
 
 def read(fields: HyperparameterReader) -> Mamba:
-    return Mamba(**fields.common(), selection=read_selection(fields), epsilon=fields.epsilon(RMS_EPSILON))
+    return Mamba(**fields.read_common(), selection=read_selection(fields), epsilon=fields.read_epsilon(RMS_EPSILON))
 
 
 def block(b: Builder, w: Weights, h: Mamba, state: Recurrent, x: Activation) -> Activation:
@@ -81,7 +81,7 @@ CHECKPOINTS = {
             "ssm_conv1d.bias": "inner", "ssm_x": "rank_and_states inner", "ssm_dt": "inner rank",
             "ssm_a": "decay mixer.A_log: inner state", "ssm_d": "inner", "ssm_out": "width inner",
         },
-        "biased": "ssm_dt", "read": "@mamba.mamba", "defaults": {"tie_word_embeddings": True},
+        "biased": "ssm_dt", "read": "@mamba.read_mamba", "defaults": {"tie_word_embeddings": True},
     },
-    "FalconMambaForCausalLM": {"like": "MambaForCausalLM", "read": "@mamba.falcon_mamba"},
+    "FalconMambaForCausalLM": {"like": "MambaForCausalLM", "read": "@mamba.read_falcon_mamba"},
 }  # fmt: skip

@@ -31,7 +31,7 @@ class Mamba2Sizes:
         """The widths of the convolution's inputs: the values, and B and C, which act as keys and queries."""
         return self.inner, self.groups * self.state_size, self.groups * self.state_size
 
-    def state(self, layer: int) -> Recurrent:
+    def get_state(self, layer: int) -> Recurrent:
         """Return a layer's state: the convolutions' last inputs, and the heads' states."""
         windows = [(self.taps - 1, columns) for columns in self.parts]
         return Recurrent(layer, (*windows, (self.heads, self.state_size, self.inner // self.heads)))
@@ -42,24 +42,24 @@ class Mamba2(Hyperparameters):
     space: Mamba2Sizes
     epsilon: float
 
-    def states(self) -> Sequence[Recurrent]:
-        return [self.space.state(layer) for layer in range(self.layers)]
+    def list_states(self) -> Sequence[Recurrent]:
+        return [self.space.get_state(layer) for layer in range(self.layers)]
 
 
 def read_state_space(fields: HyperparameterReader) -> Mamba2Sizes:
     """Read the ssm.* keys. Raises ModelError."""
-    inner, heads = fields.count("ssm.inner_size"), fields.count("ssm.time_step_rank")
-    groups = fields.count("ssm.group_count")
+    inner, heads = fields.read_count("ssm.inner_size"), fields.read_count("ssm.time_step_rank")
+    groups = fields.read_count("ssm.group_count")
     if inner % heads or heads % groups:
-        raise fields.error(
+        raise fields.make_error(
             f"ssm.inner_size {inner} must be divisible by ssm.time_step_rank {heads}, and that by ssm.group_count "
             f"{groups}"
         )
-    return Mamba2Sizes(inner, heads, groups, fields.count("ssm.state_size"), fields.count("ssm.conv_kernel"))
+    return Mamba2Sizes(inner, heads, groups, fields.read_count("ssm.state_size"), fields.read_count("ssm.conv_kernel"))
 
 
 def read(fields: HyperparameterReader) -> Mamba2:
-    return Mamba2(**fields.common(), space=read_state_space(fields), epsilon=fields.epsilon(RMS_EPSILON))
+    return Mamba2(**fields.read_common(), space=read_state_space(fields), epsilon=fields.read_epsilon(RMS_EPSILON))
 
 
 def block(b: Builder, w: Weights, h: Mamba2, state: Recurrent, x: Activation) -> Activation:
@@ -74,7 +74,7 @@ def apply_mamba2(
     gate, *parts, steps = (b.linear(x, part) for part in w.ssm_in.split(space.inner, *space.parts, space.heads))
     convolutions = enumerate(zip(parts, w.ssm_conv1d.split(*space.parts), strict=True))
     inner, keys, queries = (b.convolve(part, weight, state, number) for number, (part, weight) in convolutions)
-    steps = b.softplus(steps, w.bias("ssm_dt"))
+    steps = b.softplus(steps, w.get_bias("ssm_dt"))
     rates, skip = (
         w.require_bare("ssm_a").require_shape(space.heads, 1),
         w.require_bare("ssm_d").require_shape(space.heads, 1),
@@ -84,13 +84,13 @@ def apply_mamba2(
     y = b.swiglu(gate, y)
     if norm := w.get("ssm_norm"):
         columns = space.inner // space.groups
-        y = b.rms_norm(y, norm.require_shape(space.groups, columns).flat(), epsilon, columns)
+        y = b.rms_norm(y, norm.require_shape(space.groups, columns).flatten(), epsilon, columns)
     return b.linear(y, w.ssm_out)
 
 
 CHECKPOINTS = {
     "Mamba2ForCausalLM": {
-        "layer": "attn_norm @mamba.mamba2_layer", "read": "@mamba.mamba2",
+        "layer": "attn_norm @mamba.list_mamba2_layer_tensors", "read": "@mamba.read_mamba2",
         "defaults": {"n_groups": 8, "num_heads": 128, "head_dim": 64, "state_size": 128, "conv_kernel": 4},
     },
 }  # fmt: skip

@@ -6,10 +6,10 @@ Unlike Qwen 3 with experts: only layers with a window have RoPE; gates and up pr
 from localllm.arch.attention import (
     LocalRopeTransformer,
     attend,
+    normalize_heads,
     project_qkv,
     read_local_rope_dims,
     read_windows,
-    rms_norm_heads,
 )
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.families.step35 import read_limits
@@ -21,18 +21,18 @@ from localllm.arch.feed_forward import Gate, feed_forward_or_experts, read_routi
 class Maple(LocalRopeTransformer):
     limits: tuple[float, ...]  # by layer, of gates and of up projections' magnitudes, 0 for none
 
-    def rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> Rope | None:
         return self.local_rope if self.windows[layer] else None
 
 
 def read(fields: HyperparameterReader) -> Maple:
-    shared = Maple.shared_fields(fields, interleaved=False)
+    shared = Maple.read_shared_fields(fields, interleaved=False)
     return Maple(
         **shared,
         windows=read_windows(fields, period=None),
         local_rope=read_local_rope_dims(fields, shared["attention"].rope),
         routing=read_routing(fields),
-        limits=read_limits(fields, "swiglu_clamp_exp", fields.layers()),
+        limits=read_limits(fields, "swiglu_clamp_exp", fields.read_layer_count()),
     )
 
 
@@ -43,7 +43,7 @@ def forward(b: Builder, w: Weights, h: Maple) -> Activation:
 
 def block(b: Builder, w: Weights, h: Maple, state: PagedState, x: Activation) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
-    q, k = rms_norm_heads(b, w, h, q, k)
+    q, k = normalize_heads(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
     return b.add(x, feed_forward_or_experts(b, w, h.routing, y, make_limited_swiglu(b, h.limits[state.layer])))

@@ -10,13 +10,13 @@ __all__ = ["forward", "read"]
 
 @frozen
 class Mellum(WindowedTransformer):
-    def rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> Rope | None:
         rope = self.attention.rope
-        return rope.without_scaling(rope.base) if self.windows[layer] else rope
+        return rope.remove_scaling(rope.base) if self.windows[layer] else rope
 
 
 def read(fields: HyperparameterReader) -> Mellum:
-    shared = Mellum.shared_fields(fields, interleaved=False)
+    shared = Mellum.read_shared_fields(fields, interleaved=False)
     return Mellum(**shared, windows=read_windows(fields, period=4, default=0), routing=read_routing(fields))
 
 
@@ -25,7 +25,7 @@ CHECKPOINTS = {
         "layer": "attention head_norms norms experts", "named_as": "qwen3moe", "scalings": "yarn",
         "only": {"norm_topk_prob": True, "num_nextn_predict_layers": 0},
         "experts": "moe_intermediate_size num_experts|num_local_experts",
-        "amounts": {"expert_feed_forward_length": "expert_hidden"}, "read": "@laguna.mellum",
+        "amounts": {"expert_feed_forward_length": "expert_hidden"}, "read": "@laguna.read_mellum",
         "defaults": {
             "head_dim": 128, "norm_topk_prob": True, "sliding_window": 1024,
             "rope_parameters": {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 10000.0}},

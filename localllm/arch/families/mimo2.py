@@ -19,7 +19,7 @@ class MiMo2(LocalRopeTransformer):
     value_dim: int
     value_scale: float
 
-    def states(self) -> Sequence[PagedState]:
+    def list_states(self) -> Sequence[PagedState]:
         a = self.attention
         return [
             PagedState(layer, a.kv_heads[layer], a.head_dim, self.value_dim, self.windows[layer])
@@ -28,17 +28,17 @@ class MiMo2(LocalRopeTransformer):
 
 
 def read(fields: HyperparameterReader) -> MiMo2:
-    shared = MiMo2.shared_fields(fields, interleaved=False, own_values=True)
+    shared = MiMo2.read_shared_fields(fields, interleaved=False, own_values=True)
     rope = shared["attention"].rope
     if rope.yarn or rope.by_factors:
-        raise fields.make_unsupported_error(f"{fields.key('rope.scaling.type')} must be linear or none")
+        raise fields.make_unsupported_error(f"{fields.format_key('rope.scaling.type')} must be linear or none")
     return MiMo2(
         **shared,
         windows=read_windows(fields, period=None)[: shared["layers"]],
-        local_rope=rope.without_scaling(read_base(fields, "rope.freq_base_swa", 10000.0)),
+        local_rope=rope.remove_scaling(read_base(fields, "rope.freq_base_swa", 10000.0)),
         routing=read_routing(fields, SIGMOID),
-        value_dim=fields.count("attention.value_length", shared["attention"].head_dim),
-        value_scale=fields.number("attention.value_scale", 0.0) or 1.0,
+        value_dim=fields.read_count("attention.value_length", shared["attention"].head_dim),
+        value_scale=fields.read_number("attention.value_scale", 0.0) or 1.0,
     )
 
 
@@ -63,7 +63,7 @@ def block(b: Builder, w: Weights, h: MiMo2, state: PagedState, x: Activation) ->
 
 CHECKPOINTS = {
     "MiMoV2ForCausalLM MiMoV2FlashForCausalLM": {
-        "layer": "norms @mimo2.layer", "parts": {"mixes": ("experts router_bias", "gated")},
+        "layer": "norms @mimo2.list_layer_tensors", "parts": {"mixes": ("experts router_bias", "gated")},
         "unread": r"model\.mtp\..*", "partial_rope": True,
         "only": {
             "topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True,

@@ -8,15 +8,15 @@ __all__ = ["forward", "read"]
 
 def read(fields: HyperparameterReader) -> Granite:
     """Read the hyperparameters, with llama.cpp's defaults. Raises ModelError."""
-    if experts := fields.count("expert_count", 0):
-        raise fields.make_unsupported_error(f"{fields.key('expert_count')} must be 0 (found {experts})")
-    shared = Granite.shared_fields(fields, interleaved=True)
+    if experts := fields.read_count("expert_count", 0):
+        raise fields.make_unsupported_error(f"{fields.format_key('expert_count')} must be 0 (found {experts})")
+    shared = Granite.read_shared_fields(fields, interleaved=True)
     return Granite(
         **shared,
-        embedding_scale=fields.number("embedding_scale", 12.0) or 1.0,
-        residual_scale=fields.number("residual_scale", 1.4 / shared["layers"] ** 0.5) or 1.0,
+        embedding_scale=fields.read_number("embedding_scale", 12.0) or 1.0,
+        residual_scale=fields.read_number("residual_scale", 1.4 / shared["layers"] ** 0.5) or 1.0,
         score_scale=shared["attention"].head_dim ** -0.5,
-        logit_scale=fields.factor("logit_scale", 256 / shared["width"]),
+        logit_scale=fields.read_factor("logit_scale", 256 / shared["width"]),
         rotated=True,
         has_shared=False,
     )
@@ -24,7 +24,7 @@ def read(fields: HyperparameterReader) -> Granite:
 
 CHECKPOINTS = {
     "MiniCPMForCausalLM": {
-        "layer": "attention gated norms", "rotated": True, "scalings": "longrope", "read": "@llama.minicpm",
+        "layer": "attention gated norms", "rotated": True, "scalings": "longrope", "read": "@llama.read_minicpm",
         "defaults": {"tie_word_embeddings": True},
     },
 }  # fmt: skip

@@ -8,7 +8,7 @@ from localllm.arch.decoder import apply_decoder
 from localllm.arch.families.deepseek2 import DeepSeek2, attend_to_keys
 from localllm.arch.families.plm import read as read_latent
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weight, Weights
-from localllm.arch.feed_forward import gated_feed_forward
+from localllm.arch.feed_forward import apply_gated_feed_forward
 
 EMBEDDING_SCALE, DEPTH_SCALE, WIDTH = 12.0, 1.4, 256  # logits are scaled by WIDTH to the model's width
 
@@ -29,7 +29,7 @@ def block(b: Builder, w: Weights, h: DeepSeek2, state: PagedState, x: Activation
     scale = DEPTH_SCALE / h.layers**0.5
     y = attend_to_keys(b, w, h, state, b.rms_norm(x, w.attn_norm, h.epsilon), factors)
     x = b.add(x, b.scale(b.linear(y, w.attn_output), scale))
-    return b.add(x, b.scale(gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu), scale))
+    return b.add(x, b.scale(apply_gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu), scale))
 
 
 CHECKPOINTS = {
@@ -45,7 +45,7 @@ CHECKPOINTS = {
             "attention_bias": False, "mlp_bias": False, "scale_emb": EMBEDDING_SCALE, "scale_depth": DEPTH_SCALE,
             "dim_model_base": WIDTH,
         },
-        "amounts": {"vocab_size": "vocab"}, "read": "@llama.minicpm3",
+        "amounts": {"vocab_size": "vocab"}, "read": "@llama.read_minicpm3",
         "defaults": {"tie_word_embeddings": True, "rms_norm_eps": 1e-5},
     },
 }  # fmt: skip

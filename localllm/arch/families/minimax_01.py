@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from localllm.arch.attention import Transformer, attend
 from localllm.arch.families.qwen35 import read_attends
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Recurrent, Weights, frozen
-from localllm.arch.feed_forward import mixture_of_experts, read_routing
+from localllm.arch.feed_forward import apply_mixture_of_experts, read_routing
 
 
 @frozen
@@ -24,13 +24,13 @@ class MiniMax01(Transformer):
     attends: tuple[bool, ...]
     residual_scale: float
 
-    def states(self) -> Sequence[PagedState | Recurrent]:  # type: ignore[override]
+    def list_states(self) -> Sequence[PagedState | Recurrent]:  # type: ignore[override]
         """Return the state of each layer: keys and values, or the heads' matrices."""
         dim = self.attention.head_dim
         recurrent = [Recurrent(layer, ((heads, dim, dim),)) for layer, heads in enumerate(self.attention.heads)]
-        return [state if self.attends[state.layer] else recurrent[state.layer] for state in super().states()]
+        return [state if self.attends[state.layer] else recurrent[state.layer] for state in super().list_states()]
 
-    def slopes(self, layer: int) -> list[float]:
+    def compute_slopes(self, layer: int) -> list[float]:
         """Return the heads' decay slopes: ALiBi's (Press et al. 2021), smaller in later layers."""
         heads = self.attention.heads[layer]
         slower = 1 - layer / max(self.layers - 1, 1) + 1e-5
@@ -38,12 +38,12 @@ class MiniMax01(Transformer):
 
 
 def read(fields: HyperparameterReader) -> MiniMax01:
-    shared = MiniMax01.shared_fields(fields, interleaved=False)
+    shared = MiniMax01.read_shared_fields(fields, interleaved=False)
     routing = read_routing(fields)
     if routing is None:
-        raise fields.error(f"{fields.key('expert_count')} is missing")
+        raise fields.make_error(f"{fields.format_key('expert_count')} is missing")
     attends = read_attends(fields, shared["layers"], interval=8)
-    return MiniMax01(**shared, routing=routing, attends=attends, residual_scale=fields.factor("residual_scale"))
+    return MiniMax01(**shared, routing=routing, attends=attends, residual_scale=fields.read_factor("residual_scale"))
 
 
 def block(b: Builder, w: Weights, h: MiniMax01, state: PagedState | Recurrent, x: Activation) -> Activation:
@@ -60,7 +60,7 @@ def block(b: Builder, w: Weights, h: MiniMax01, state: PagedState | Recurrent, x
         y = attend(b, h, state, q, k, v)
     x = b.add(b.linear(y, w.attn_output), b.scale(x, h.residual_scale))
     x = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    return b.add(mixture_of_experts(b, w, h.routing, x, b.swiglu), b.scale(x, h.residual_scale))
+    return b.add(apply_mixture_of_experts(b, w, h.routing, x, b.swiglu), b.scale(x, h.residual_scale))
 
 
 def apply_lightning_attention(b: Builder, w: Weights, h: MiniMax01, state: Recurrent, x: Activation) -> Activation:
@@ -69,7 +69,7 @@ def apply_lightning_attention(b: Builder, w: Weights, h: MiniMax01, state: Recur
     every = b.linear(x, w.attn_qkv.require_shape(3 * heads * dim, h.width))
     every = b.multiply(every, b.sigmoid(every))
     q, k, v = (b.slice_columns(every, first * dim, (first + 1) * dim, 3 * dim) for first in range(3))
-    y = b.lightning_attention(q, k, v, h.slopes(state.layer), state, 0)
+    y = b.lightning_attention(q, k, v, h.compute_slopes(state.layer), state, 0)
     return b.multiply(b.rms_norm(y, w.attn_norm_2, h.epsilon), b.sigmoid(b.linear(x, w.attn_gate)))
 
 
@@ -88,6 +88,6 @@ CHECKPOINTS = {
         },
         "experts": "intermediate_size num_local_experts", "sizes": {"fused_rows": "3 * queries"},
         "amounts": {"rope.dimension_count": "rotary_dim"},
-        "keys": {"layernorm_full_attention_alpha": ("residual_scale", 1.0)}, "read": "@minimax.minimax_01",
+        "keys": {"layernorm_full_attention_alpha": ("residual_scale", 1.0)}, "read": "@minimax.read_minimax_01",
     },
 }  # fmt: skip

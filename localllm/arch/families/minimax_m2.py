@@ -11,10 +11,10 @@ from localllm.arch.feed_forward import SIGMOID, SOFTMAX, read_routing
 
 
 def read(fields: HyperparameterReader) -> Transformer:
-    function = fields.count("expert_gating_func")
+    function = fields.read_count("expert_gating_func")
     if function not in (SOFTMAX, SIGMOID):
-        raise fields.wrong("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
-    common = Transformer.shared_fields(fields, interleaved=False)
+        raise fields.make_value_error("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
+    common = Transformer.read_shared_fields(fields, interleaved=False)
     return Transformer(**common, routing=read_routing(fields, function))
 
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from localllm.arch.attention import Transformer, attend, project_qkv, rms_norm_heads
+from localllm.arch.attention import Transformer, attend, normalize_heads, project_qkv
 from localllm.arch.families.gpt_oss import LIMIT, SHARPNESS
 from localllm.arch.family import Activation, Builder, HyperparameterReader, LatentState, PagedState, Weights, frozen
-from localllm.arch.feed_forward import feed_forward_or_experts, read_own_routing, shared_expert
+from localllm.arch.feed_forward import apply_shared_expert, feed_forward_or_experts, read_own_routing
 
 
 @frozen
@@ -31,26 +31,26 @@ class MiniMaxM3(Transformer):
     block: int
     local: int
 
-    def states(self) -> Sequence[PagedState | LatentState]:  # type: ignore[override]
+    def list_states(self) -> Sequence[PagedState | LatentState]:  # type: ignore[override]
         """Return keys and values, and the keys of the indexers."""
         indexes = (
             LatentState(n, self.index_dim, self.index_dim, is_index=True) for n in range(self.dense, self.layers)
         )
-        return [*super().states(), *indexes]
+        return [*super().list_states(), *indexes]
 
-    def index(self, layer: int) -> LatentState | None:
+    def get_indexer_state(self, layer: int) -> LatentState | None:
         """Return the state of a layer's indexer."""
         return LatentState(layer, self.index_dim, self.index_dim, is_index=True) if layer >= self.dense else None
 
 
 def read(fields: HyperparameterReader) -> MiniMaxM3:
-    common = Transformer.shared_fields(fields, interleaved=False)
+    common = Transformer.read_shared_fields(fields, interleaved=False)
     names = ("head_count", "key_length", "top_k", "block_size", "local_blocks")
-    heads, dim, blocks, block, local = (fields.count(f"attention.indexer.{name}") for name in names)
-    dense, dims = fields.count("leading_dense_block_count", 0), common["attention"].rope.dims
+    heads, dim, blocks, block, local = (fields.read_count(f"attention.indexer.{name}") for name in names)
+    dense, dims = fields.read_count("leading_dense_block_count", 0), common["attention"].rope.dims
     if {*common["attention"].kv_heads} != {heads} or dim < dims or local > blocks:
         problem = f"attention.indexer: head_count {heads}, key_length {dim}, top_k {blocks} and local_blocks {local}"
-        raise fields.error(f"{problem} are inconsistent")
+        raise fields.make_error(f"{problem} are inconsistent")
     return MiniMaxM3(
         **common,
         routing=read_own_routing(fields, None),
@@ -66,12 +66,14 @@ def block(b: Builder, w: Weights, h: MiniMaxM3, state: PagedState, x: Activation
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = project_qkv(b, w, h, state.layer, y)
     selected = None
-    if index := h.index(state.layer):
+    if index := h.get_indexer_state(state.layer):
         selected = select_blocks(b, w, h, index, y)
         w.require_biases("exp_probs_b")
-    y = attend(b, h, state, *rms_norm_heads(b, w, h, q, k), v, chosen=selected)
+    y = attend(b, h, state, *normalize_heads(b, w, h, q, k), v, chosen=selected)
     x, gate = b.add(x, b.linear(y, w.attn_output)), partial(b.swiglu_limited, sharpness=SHARPNESS, limit=LIMIT)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), gate, shared_expert))
+    return b.add(
+        x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), gate, apply_shared_expert)
+    )
 
 
 def select_blocks(b: Builder, w: Weights, h: MiniMaxM3, index: LatentState, x: Activation) -> Activation:
@@ -109,7 +111,7 @@ CHECKPOINTS = {
             "swiglu_limit": LIMIT, "scoring_func": "sigmoid", "qk_norm_type": "per_head",
         },
         "keys": {"routed_scaling_factor": "expert_weights_scale"},
-        "metadata": {"expert_weights_norm": True, "expert_gating_func": 2}, "read": "@minimax.minimax_m3",
+        "metadata": {"expert_weights_norm": True, "expert_gating_func": 2}, "read": "@minimax.read_minimax_m3",
         "defaults": {"rope_theta": 5e6},
     },
 }  # fmt: skip

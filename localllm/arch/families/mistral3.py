@@ -25,17 +25,20 @@ class Mistral3(Transformer):
 
 
 def read(fields: HyperparameterReader) -> Mistral3:
-    shared = Mistral3.shared_fields(fields, interleaved=True)
+    shared = Mistral3.read_shared_fields(fields, interleaved=True)
     shared["attention"] = read_yarn(fields, shared["attention"])
-    temperature = fields.number("attention.temperature_scale", 0.0)
+    temperature = fields.read_number("attention.temperature_scale", 0.0)
     return Mistral3(**shared, temperature=temperature, routing=read_routing(fields))
 
 
 def read_yarn(fields: HyperparameterReader, attention: Attention) -> Attention:
     """Read the RoPE keys that llama.cpp reads for this family only."""
     rope = attention.rope
-    betas = fields.factor("rope.scaling.yarn_beta_fast", 32.0), fields.factor("rope.scaling.yarn_beta_slow", 1.0)
-    multiplier = fields.number("rope.scaling.yarn_log_multiplier", 0.0)
+    betas = (
+        fields.read_factor("rope.scaling.yarn_beta_fast", 32.0),
+        fields.read_factor("rope.scaling.yarn_beta_slow", 1.0),
+    )
+    multiplier = fields.read_number("rope.scaling.yarn_log_multiplier", 0.0)
     magnitude = rope.magnitude / compute_yarn_magnitude(rope.factor, multiplier) if rope.yarn else rope.magnitude
     return replace(attention, rope=replace(rope, yarn_betas=betas, magnitude=magnitude))
 
@@ -54,6 +57,6 @@ def block(b: Builder, w: Weights, h: Mistral3, state: PagedState, x: Activation,
 
 CHECKPOINTS = {
     "Mistral3ForConditionalGeneration Ministral3ForCausalLM": {
-        "like": "LlamaForCausalLM", "sees": True, "scalings": "bordered yarn", "read": "@llama.mistral3",
+        "like": "LlamaForCausalLM", "sees": True, "scalings": "bordered yarn", "read": "@llama.read_mistral3",
     },
 }  # fmt: skip

@@ -11,7 +11,7 @@ from localllm.arch.decoder import pool_texts, read_pooling
 from localllm.arch.encoder import Encoder, read_encoder_fields
 from localllm.arch.families.bert import OTHER_HEADS
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weights, frozen
-from localllm.arch.feed_forward import gated_feed_forward
+from localllm.arch.feed_forward import apply_gated_feed_forward
 
 ACTIVATIONS = {"gelu": False, "silu": True}
 
@@ -29,14 +29,14 @@ class ModernBERT(Encoder):
     before_head: str = field(default="mean", kw_only=True)
     head_gelu = True
 
-    def rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> Rope | None:
         return self.local_rope if self.windows[layer] else self.attention.rope
 
 
 def read(fields: HyperparameterReader) -> ModernBERT:
-    shared, activation = read_encoder_fields(fields), fields.text("hidden_activation", "gelu")
+    shared, activation = read_encoder_fields(fields), fields.read_text("hidden_activation", "gelu")
     if activation not in ACTIVATIONS:
-        raise fields.wrong("hidden_activation", "gelu or silu")
+        raise fields.make_value_error("hidden_activation", "gelu or silu")
     return ModernBERT(
         **shared,
         windows=read_windows(fields, period=3, default=0, all_first=True),
@@ -48,8 +48,8 @@ def read(fields: HyperparameterReader) -> ModernBERT:
 
 def forward(b: Builder, w: Weights, h: ModernBERT) -> Activation:
     x = b.layer_norm(b.embed(w.token_embd, b.ids), w.token_embd_norm, h.epsilon)
-    for state in h.states():
-        x = block(b, w.block(state.layer), h, state, x)
+    for state in h.list_states():
+        x = block(b, w.get_layer(state.layer), h, state, x)
     return pool_texts(b, w, h, b.layer_norm(x, w.output_norm, h.epsilon))
 
 
@@ -59,7 +59,7 @@ def block(b: Builder, w: Weights, h: ModernBERT, state: PagedState, x: Activatio
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y = b.layer_norm(x, w.ffn_norm, h.epsilon)
     gate = b.swiglu if h.silu else lambda gate, up: b.multiply(b.gelu_erf(gate), up)
-    return b.add(x, gated_feed_forward(b, w, y, gate))
+    return b.add(x, apply_gated_feed_forward(b, w, y, gate))
 
 
 NORMS = {"token_embd_norm": "width", "output_norm": "width"}
@@ -68,7 +68,7 @@ CHECKPOINTS = {
         "layer": "fused_attention fused_gated ffn_norm",
         "parts": {"normed": ("attn_norm", "")},  # all but the first
         "whole": NORMS, "decodes": False, "prefixes": "model.",
-        "unread": OTHER_HEADS, "read": "@bert.modern_bert",
+        "unread": OTHER_HEADS, "read": "@bert.read_modern_bert",
     },
     "ModernBertForSequenceClassification": {
         "like": "ModernBertModel",
@@ -77,6 +77,6 @@ CHECKPOINTS = {
             "cls.output.bias": "labels",
         },
         "renamed": {"head.dense": "cls", "head.norm": "cls.norm", "classifier": "cls.output"}, "unread": "decoder.*",
-        "read": "@bert.modern_bert_rank",
+        "read": "@bert.read_modern_bert_rank",
     },
 }  # fmt: skip

@@ -7,7 +7,7 @@ RoPE; layer norms; GELU without a gate; queries, keys and values from one matrix
 from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, project_qkv
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weights, frozen
-from localllm.arch.feed_forward import ungated_feed_forward
+from localllm.arch.feed_forward import apply_ungated_feed_forward
 
 
 @frozen
@@ -22,13 +22,13 @@ class MPT(Transformer):
     limit: float
     alibi_bias: float
 
-    def rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> Rope | None:
         return None
 
 
 def read(fields: HyperparameterReader) -> MPT:
-    shared = MPT.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
-    limit, bias = fields.number("attention.clamp_kqv", 0.0), fields.number("attention.max_alibi_bias")
+    shared = MPT.read_shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
+    limit, bias = fields.read_number("attention.clamp_kqv", 0.0), fields.read_number("attention.max_alibi_bias")
     return MPT(**shared, limit=limit, alibi_bias=bias)
 
 
@@ -46,7 +46,7 @@ def block(b: Builder, w: Weights, h: MPT, state: PagedState, x: Activation) -> A
         q, k = b.layer_norm(q, w.attn_q_norm, h.epsilon), b.layer_norm(k, w.attn_k_norm, h.epsilon)
     slopes = compute_alibi_slopes(h.attention.heads[state.layer], h.alibi_bias) if h.alibi_bias else ()
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, slopes=slopes), w.attn_output))
-    return b.add(x, ungated_feed_forward(b, w, b.layer_norm(x, w.ffn_norm, h.epsilon), b.gelu))
+    return b.add(x, apply_ungated_feed_forward(b, w, b.layer_norm(x, w.ffn_norm, h.epsilon), b.gelu))
 
 
 def compute_alibi_slopes(heads: int, bias: float) -> tuple[float, ...]:
@@ -72,7 +72,7 @@ CHECKPOINTS = {
             "max_position_embeddings": "max_seq_len=2048", "head_dim": None,
         },
         "sizes": {"fused_rows": "3 * width"}, "keys": {"attn_config.alibi_bias_max": ("attention.max_alibi_bias", 8.0)},
-        "metadata": {"rope.freq_base": None, "attention.head_count_kv": None}, "read": "@gpt.mpt",
+        "metadata": {"rope.freq_base": None, "attention.head_count_kv": None}, "read": "@gpt.read_mpt",
         "defaults": {"tie_word_embeddings": True},
     },
 }  # fmt: skip

@@ -5,10 +5,10 @@ embeddings, and the outputs of attention and feed-forward network are normalized
 have a factor and a soft cap.
 """
 
-from localllm.arch.attention import LocalRopeTransformer, attend, project_qkv, read_windows, rms_norm_heads
+from localllm.arch.attention import LocalRopeTransformer, attend, normalize_heads, project_qkv, read_windows
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weights, frozen
-from localllm.arch.feed_forward import gated_feed_forward
+from localllm.arch.feed_forward import apply_gated_feed_forward
 from localllm.arch.rope import read_base
 
 BEHIND = 1e-8  # epsilon of the norms after attention and feed-forward network
@@ -25,21 +25,21 @@ class MuseGlimmer(LocalRopeTransformer):
     logit_scale: float
     logit_softcap: float
 
-    def rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> Rope | None:
         return self.local_rope if self.windows[layer] else None
 
 
 def read(fields: HyperparameterReader) -> MuseGlimmer:
-    shared = MuseGlimmer.shared_fields(fields, interleaved=True)
+    shared = MuseGlimmer.read_shared_fields(fields, interleaved=True)
     rope = shared["attention"].rope
     if rope.yarn or rope.by_factors:
-        raise fields.make_unsupported_error(f"{fields.key('rope.scaling.type')} must be linear or none")
+        raise fields.make_unsupported_error(f"{fields.format_key('rope.scaling.type')} must be linear or none")
     return MuseGlimmer(
         **shared,
         windows=read_windows(fields, period=4),
-        local_rope=rope.without_scaling(read_base(fields, "rope.freq_base_swa", rope.base)),
-        logit_scale=fields.factor("logit_scale"),
-        logit_softcap=fields.number("final_logit_softcapping", 30.0),
+        local_rope=rope.remove_scaling(read_base(fields, "rope.freq_base_swa", rope.base)),
+        logit_scale=fields.read_factor("logit_scale"),
+        logit_softcap=fields.read_number("final_logit_softcapping", 30.0),
     )
 
 
@@ -52,10 +52,10 @@ def forward(b: Builder, w: Weights, h: MuseGlimmer) -> Activation:
 def block(b: Builder, w: Weights, h: MuseGlimmer, state: PagedState, x: Activation) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = project_qkv(b, w, h, state.layer, y)
-    q, k = rms_norm_heads(b, w, h, q, k)
+    q, k = normalize_heads(b, w, h, q, k)
     attended = b.multiply(attend(b, h, state, q, k, v), b.sigmoid(b.linear(y, w.attn_gate)))
     x = b.add(x, b.rms_norm(b.linear(attended, w.attn_output), w.post_attention_norm, BEHIND))
-    y = gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu)
+    y = apply_gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu)
     return b.add(x, b.rms_norm(y, w.post_ffw_norm, BEHIND))
 
 
@@ -76,6 +76,6 @@ CHECKPOINTS = {
             "sliding_window": "attention.sliding_window", "output_multiplier": "logit_scale",
             "final_logit_softcapping": "final_logit_softcapping",
         },
-        "read": "@llama.muse_glimmer", "defaults": {"rms_norm_eps": 1e-5, "sliding_window": 2048},
+        "read": "@llama.read_muse_glimmer", "defaults": {"rms_norm_eps": 1e-5, "sliding_window": 2048},
     },
 }  # fmt: skip

@@ -20,26 +20,26 @@ class Nanbeige(Transformer):
     loops: int
     skips_norm: bool
 
-    def states(self) -> Sequence[PagedState]:
+    def list_states(self) -> Sequence[PagedState]:
         """Return the layers' states, once for each pass."""
         a = self.attention
         return [PagedState(place, kv_heads, a.head_dim, a.head_dim) for place, kv_heads in enumerate(a.kv_heads)]
 
 
 def read(fields: HyperparameterReader) -> Nanbeige:
-    h, loops = llama.read(fields), fields.whole("num_loops", 1, 1, MOST_LOOPS)
+    h, loops = llama.read(fields), fields.read_integer("num_loops", 1, 1, MOST_LOOPS)
     attention = replace(h.attention, heads=h.attention.heads * loops, kv_heads=h.attention.kv_heads * loops)
-    skips_norm = fields.flag("skip_loop_final_norm", False)
+    skips_norm = fields.read_flag("skip_loop_final_norm", False)
     return Nanbeige(**{**vars(h), "attention": attention}, loops=loops, skips_norm=skips_norm)
 
 
 def forward(b: Builder, w: Weights, h: Nanbeige) -> Activation:
     x, factors = b.embed(w.token_embd, b.ids), select_rope_factors(b, w, h)
-    for state in h.states():
+    for state in h.list_states():
         loop, layer = divmod(state.layer, h.layers)
         if loop and layer == 0 and not h.skips_norm:
             x = b.rms_norm(x, w.output_norm, h.epsilon)
-        x = llama.block(b, w.block(layer), h, state, x, factors)
+        x = llama.block(b, w.get_layer(layer), h, state, x, factors)
     x = b.rms_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
     return b.linear(x, w.get("output") or w.token_embd)
 

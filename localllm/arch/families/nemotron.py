@@ -7,11 +7,11 @@ rotates only the beginning of a head, in pairs half the rotated dimensions apart
 from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, project_qkv
 from localllm.arch.decoder import apply_decoder, make_final_layer_norm
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
-from localllm.arch.feed_forward import ungated_feed_forward
+from localllm.arch.feed_forward import apply_ungated_feed_forward
 
 
 def read(fields: HyperparameterReader) -> Transformer:
-    return Transformer(**Transformer.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON))
+    return Transformer(**Transformer.read_shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON))
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
@@ -23,7 +23,7 @@ def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
 def block(b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.layer_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
-    return b.add(x, ungated_feed_forward(b, w, b.layer_norm(x, w.ffn_norm, h.epsilon), b.relu_squared))
+    return b.add(x, apply_ungated_feed_forward(b, w, b.layer_norm(x, w.ffn_norm, h.epsilon), b.relu_squared))
 
 
 CHECKPOINTS = {

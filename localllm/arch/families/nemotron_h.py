@@ -10,7 +10,7 @@ from localllm.arch.attention import LAYER_EPSILON, RMS_EPSILON, Transformer, att
 from localllm.arch.decoder import compute_logits
 from localllm.arch.families.mamba2 import Mamba2Sizes, apply_mamba2, read_state_space
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Recurrent, Rope, Weights, frozen
-from localllm.arch.feed_forward import SIGMOID, read_routing, ungated_feed_forward
+from localllm.arch.feed_forward import SIGMOID, apply_ungated_feed_forward, read_routing
 from localllm.arch.verbs import Routing
 
 
@@ -20,33 +20,33 @@ class NemotronH(Transformer):
     feeds: tuple[bool, ...]  # by layer, whether it is a feed-forward network
     narrow: int  # width of the experts' inputs and outputs, 0 for the model's width
 
-    def rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> Rope | None:
         return None
 
-    def states(self) -> Sequence[PagedState | Recurrent]:  # type: ignore[override]
+    def list_states(self) -> Sequence[PagedState | Recurrent]:  # type: ignore[override]
         """Return the states of attention layers and of Mamba 2's; the other layers have none."""
-        mixers = [state for state in super().states() if not self.feeds[state.layer]]
-        return [state if state.kv_heads else self.space.state(state.layer) for state in mixers]
+        mixers = [state for state in super().list_states() if not self.feeds[state.layer]]
+        return [state if state.kv_heads else self.space.get_state(state.layer) for state in mixers]
 
 
 def read(fields: HyperparameterReader) -> NemotronH:
-    normalized = fields.flag("expert_weights_norm", False)
-    scale = fields.number("expert_weights_scale", 0.0) or 1.0
+    normalized = fields.read_flag("expert_weights_norm", False)
+    scale = fields.read_number("expert_weights_scale", 0.0) or 1.0
     return NemotronH(
-        **fields.common(),
+        **fields.read_common(),
         attention=read_attention(fields, interleaved=False, every_layer=False),
-        epsilon=fields.epsilon(RMS_EPSILON if fields.has(RMS_EPSILON) else LAYER_EPSILON),
+        epsilon=fields.read_epsilon(RMS_EPSILON if fields.has(RMS_EPSILON) else LAYER_EPSILON),
         routing=read_routing(fields, SIGMOID, normalized, scale),
         space=read_state_space(fields),
-        feeds=tuple(length > 0 for length in fields.counts("feed_forward_length", fields.layers(), 0)),
-        narrow=fields.count("moe_latent_size", 0),
+        feeds=tuple(length > 0 for length in fields.read_counts("feed_forward_length", fields.read_layer_count(), 0)),
+        narrow=fields.read_count("moe_latent_size", 0),
     )
 
 
 def forward(b: Builder, w: Weights, h: NemotronH) -> Activation:
-    x, states = b.embed(w.token_embd, b.ids), {state.layer: state for state in h.states()}
+    x, states = b.embed(w.token_embd, b.ids), {state.layer: state for state in h.list_states()}
     for layer in range(h.layers):
-        block = w.block(layer)
+        block = w.get_layer(layer)
         x = b.add(x, apply_mixer(b, block, h, states.get(layer), b.rms_norm(x, block.attn_norm, h.epsilon)))
     return compute_logits(b, w, h, x)
 
@@ -61,14 +61,16 @@ def apply_mixer(
     if state:
         return b.linear(attend(b, h, state, *project_qkv(b, w, h, state.layer, x)), w.attn_output)
     return (
-        apply_experts_and_shared(b, w, h, h.routing, x) if h.routing else ungated_feed_forward(b, w, x, b.relu_squared)
+        apply_experts_and_shared(b, w, h, h.routing, x)
+        if h.routing
+        else apply_ungated_feed_forward(b, w, x, b.relu_squared)
     )
 
 
 def apply_experts_and_shared(b: Builder, w: Weights, h: NemotronH, routing: Routing, x: Activation) -> Activation:
     """Apply each token's experts and the shared one."""
     w.require_biases("exp_probs_b")
-    choice = b.route(b.linear(x, w.ffn_gate_inp), routing, w.bias("exp_probs_b"))
+    choice = b.route(b.linear(x, w.ffn_gate_inp), routing, w.get_bias("exp_probs_b"))
     rows = b.gather(b.linear(x, w.ffn_latent_down) if h.narrow else x, choice)
     y = b.relu_squared(b.expert_linear(rows, w.ffn_up_exps, choice))
     y = b.scatter(b.expert_linear(y, w.ffn_down_exps, choice), choice)
@@ -90,10 +92,10 @@ EXPERTS = {
 }
 CHECKPOINTS = {
     "NemotronHForCausalLM": {
-        "select": "@mamba.select_nemotron_h", "layer": "attn_norm @mamba.nemotron_h_layer",
+        "select": "@mamba.select_nemotron_h", "layer": "attn_norm @mamba.list_nemotron_h_tensors",
         "parts": {"feeds": ("feed_forward", "")},
         "rotated": True,  # as llama.cpp's converter writes them; no score changes
-        "only": PLAIN, "amounts": {"vocab_size": "vocab"}, "read": "@mamba.nemotron_h",
+        "only": PLAIN, "amounts": {"vocab_size": "vocab"}, "read": "@mamba.read_nemotron_h",
         "defaults": {
             "n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4, "mamba_num_heads": 128, "mamba_head_dim": 64,
         },
@@ -101,6 +103,6 @@ CHECKPOINTS = {
     "NemotronHForCausalLM+experts": {
         "arch": "nemotron_h_moe", "like": "NemotronHForCausalLM", "parts": {"feeds": (" ".join(EXPERTS), "")},
         "tensors": EXPERTS, "only": {**PLAIN, "n_group": 1, "topk_group": 1, "n_shared_experts": 1},
-        "read": "@mamba.nemotron_h_moe",
+        "read": "@mamba.read_nemotron_h_moe",
     },
 }  # fmt: skip

@@ -6,7 +6,7 @@ Unlike llama: layer norms without weights; queries, keys and values may be clamp
 from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, project_qkv
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights, frozen
-from localllm.arch.feed_forward import gated_feed_forward
+from localllm.arch.feed_forward import apply_gated_feed_forward
 
 
 @frozen
@@ -21,8 +21,8 @@ class OLMo(Transformer):
 
 
 def read(fields: HyperparameterReader) -> OLMo:
-    shared = OLMo.shared_fields(fields, interleaved=True, epsilon=LAYER_EPSILON)
-    return OLMo(**shared, limit=fields.number("attention.clamp_kqv", 0.0))
+    shared = OLMo.read_shared_fields(fields, interleaved=True, epsilon=LAYER_EPSILON)
+    return OLMo(**shared, limit=fields.read_number("attention.clamp_kqv", 0.0))
 
 
 def forward(b: Builder, w: Weights, h: OLMo) -> Activation:
@@ -33,7 +33,7 @@ def block(b: Builder, w: Weights, h: OLMo, state: PagedState, x: Activation) -> 
     heads = project_qkv(b, w, h, state.layer, b.layer_norm(x, None, h.epsilon))
     q, k, v = (b.clamp(y, h.limit) for y in heads) if h.limit else heads
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
-    return b.add(x, gated_feed_forward(b, w, b.layer_norm(x, None, h.epsilon), b.swiglu))
+    return b.add(x, apply_gated_feed_forward(b, w, b.layer_norm(x, None, h.epsilon), b.swiglu))
 
 
 CHECKPOINTS = {

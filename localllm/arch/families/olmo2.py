@@ -7,18 +7,18 @@ scaling.
 
 from localllm.arch.attention import WindowedTransformer, attend, project_qkv, read_windows
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weights, frozen
-from localllm.arch.feed_forward import gated_feed_forward
+from localllm.arch.feed_forward import apply_gated_feed_forward
 
 
 @frozen
 class OLMo2(WindowedTransformer):
-    def rope(self, layer: int) -> Rope:
+    def get_rope(self, layer: int) -> Rope:
         rope = self.attention.rope
-        return rope.without_scaling(rope.base) if self.windows[layer] else rope
+        return rope.remove_scaling(rope.base) if self.windows[layer] else rope
 
 
 def read(fields: HyperparameterReader) -> OLMo2:
-    shared = OLMo2.shared_fields(fields, interleaved=False)
+    shared = OLMo2.read_shared_fields(fields, interleaved=False)
     return OLMo2(**shared, windows=read_windows(fields, period=4, default=0))
 
 
@@ -27,12 +27,12 @@ def block(b: Builder, w: Weights, h: OLMo2, state: PagedState, x: Activation) ->
     q, k = b.rms_norm(q, w.attn_q_norm, h.epsilon), b.rms_norm(k, w.attn_k_norm, h.epsilon)
     y = b.linear(attend(b, h, state, q, k, v), w.attn_output)
     x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))
-    return b.add(x, b.rms_norm(gated_feed_forward(b, w, x, b.swiglu), w.post_ffw_norm, h.epsilon))
+    return b.add(x, b.rms_norm(apply_gated_feed_forward(b, w, x, b.swiglu), w.post_ffw_norm, h.epsilon))
 
 
 CHECKPOINTS = {
     "Olmo2ForCausalLM": {
-        "layer": "attention whole_norms gated norms_behind", "only": {"clip_qkv": ()}, "read": "@llama.olmo2",
+        "layer": "attention whole_norms gated norms_behind", "only": {"clip_qkv": ()}, "read": "@llama.read_olmo2",
         "defaults": {"rms_norm_eps": 1e-5},
     },
     "Olmo3ForCausalLM": {

@@ -10,7 +10,7 @@ from localllm.arch.feed_forward import feed_forward_or_experts, read_routing
 
 
 def read(fields: HyperparameterReader) -> Transformer:
-    shared = Transformer.shared_fields(fields, interleaved=False)
+    shared = Transformer.read_shared_fields(fields, interleaved=False)
     return Transformer(**shared, routing=read_routing(fields, normalized=False))
 
 

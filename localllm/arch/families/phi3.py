@@ -12,14 +12,14 @@ __all__ = ["forward", "read"]
 
 
 def read(fields: HyperparameterReader) -> Transformer:
-    return Transformer(**Transformer.shared_fields(fields, interleaved=False))
+    return Transformer(**Transformer.read_shared_fields(fields, interleaved=False))
 
 
 CHECKPOINTS = {
     "Phi3ForCausalLM": {
         "layer": "fused_attention fused_gated norms", "scalings": "longrope su", "partial_rope": True,
         "window_ignored": True, "sizes": {"fused_rows": "queries + 2 * keys", "both_hidden": "2 * hidden"},
-        "keys": {"sliding_window": ("attention.sliding_window", 0)}, "read": "@llama.phi3",
+        "keys": {"sliding_window": ("attention.sliding_window", 0)}, "read": "@llama.read_phi3",
         "defaults": {"rms_norm_eps": 1e-5},
     },
 }  # fmt: skip

@@ -6,16 +6,16 @@ head apart.
 
 from localllm.arch.attention import Transformer, attend, project_qkv
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
-from localllm.arch.feed_forward import gated_feed_forward
+from localllm.arch.feed_forward import apply_gated_feed_forward
 
 
 def read(fields: HyperparameterReader) -> Transformer:
     """Read the hyperparameters. Raises ModelError, also if RoPE does not rotate whole heads."""
-    return Transformer(**Transformer.shared_fields(fields, interleaved=False, rotates_all=True))
+    return Transformer(**Transformer.read_shared_fields(fields, interleaved=False, rotates_all=True))
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = project_qkv(b, w, h, state.layer, y)
     of_heads = b.linear(attend(b, h, state, q, k, v), w.attn_output)
-    return b.add(x, b.add(gated_feed_forward(b, w, y, b.swiglu), of_heads))
+    return b.add(x, b.add(apply_gated_feed_forward(b, w, y, b.swiglu), of_heads))

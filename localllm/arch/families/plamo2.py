@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from localllm.arch.attention import RMS_EPSILON, Attention, Transformer, attend
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Recurrent, Weights, frozen
-from localllm.arch.feed_forward import gated_feed_forward
+from localllm.arch.feed_forward import apply_gated_feed_forward
 from localllm.arch.recurrent_verbs import HeadState
 from localllm.arch.rope import read_rope
 
@@ -28,38 +28,39 @@ class Plamo2(Transformer):
     state_size: int
     taps: int
 
-    def states(self) -> Sequence[PagedState | Recurrent]:  # type: ignore[override]
+    def list_states(self) -> Sequence[PagedState | Recurrent]:  # type: ignore[override]
         """Return the state of each layer: keys and values, or a convolution's last inputs and the heads' states."""
         heads = self.scan_heads, self.state_size, self.inner // self.scan_heads
         shapes = (self.taps - 1, self.inner), heads
-        return [state if state.kv_heads else Recurrent(state.layer, shapes) for state in super().states()]
+        return [state if state.kv_heads else Recurrent(state.layer, shapes) for state in super().list_states()]
 
 
 def read(fields: HyperparameterReader) -> Plamo2:
-    common, head_dim = fields.common(), fields.count("attention.key_length")
-    heads, kv_heads = (fields.counts(f"attention.head_count{kv}", common["layers"], 0) for kv in ("", "_kv"))
+    common, head_dim = fields.read_common(), fields.read_count("attention.key_length")
+    heads, kv_heads = (fields.read_counts(f"attention.head_count{kv}", common["layers"], 0) for kv in ("", "_kv"))
     if any(
         bool(count) != bool(shared) or (shared and count % shared)
         for count, shared in zip(heads, kv_heads, strict=True)
     ):
-        raise fields.error(
-            f"{fields.key('attention.head_count')} and {fields.key('attention.head_count_kv')} are inconsistent"
+        raise fields.make_error(
+            f"{fields.format_key('attention.head_count')} and {fields.format_key('attention.head_count_kv')} "
+            "are inconsistent"
         )
-    inner, scan_heads = fields.count("ssm.inner_size"), fields.count("ssm.time_step_rank")
-    if inner % scan_heads or fields.count("ssm.group_count", 0):
-        raise fields.error(
+    inner, scan_heads = fields.read_count("ssm.inner_size"), fields.read_count("ssm.time_step_rank")
+    if inner % scan_heads or fields.read_count("ssm.group_count", 0):
+        raise fields.make_error(
             f"ssm.inner_size {inner} must be divisible by ssm.time_step_rank {scan_heads}, and ssm.group_count be 0"
         )
-    if fields.count("attention.value_length", head_dim) != head_dim:
+    if fields.read_count("attention.value_length", head_dim) != head_dim:
         raise fields.make_unsupported_error("attention.value_length must equal attention.key_length")
     return Plamo2(
         **common,
         attention=Attention(heads, kv_heads, head_dim, read_rope(fields, head_dim, interleaved=False), head_dim),
-        epsilon=fields.epsilon(RMS_EPSILON),
+        epsilon=fields.read_epsilon(RMS_EPSILON),
         inner=inner,
         scan_heads=scan_heads,
-        state_size=fields.count("ssm.state_size"),
-        taps=fields.count("ssm.conv_kernel"),
+        state_size=fields.read_count("ssm.state_size"),
+        taps=fields.read_count("ssm.conv_kernel"),
     )
 
 
@@ -71,7 +72,7 @@ def block(b: Builder, w: Weights, h: Plamo2, state: PagedState | Recurrent, x: A
 
 def add_feed_forward(b: Builder, w: Weights, h: Transformer, x: Activation) -> Activation:
     """Apply the feed-forward network with its norms, and add the output to x."""
-    y = gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu)
+    y = apply_gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu)
     return b.add(x, b.rms_norm(y, w.require_bare("post_ffw_norm"), h.epsilon))
 
 
@@ -81,7 +82,7 @@ def apply_attention(b: Builder, w: Weights, h: Plamo2, state: PagedState, x: Act
     parts = w.attn_qkv.split(heads * head_dim, shared * head_dim, shared * head_dim)
     q, k, v = (b.linear(x, part) for part in parts)
     of_q, of_k = w.attn_q_norm.require_shape(heads, head_dim), w.attn_k_norm.require_shape(shared, head_dim)
-    q, k = b.rms_norm(q, of_q.flat(), h.epsilon, head_dim), b.rms_norm(k, of_k.flat(), h.epsilon, head_dim)
+    q, k = b.rms_norm(q, of_q.flatten(), h.epsilon, head_dim), b.rms_norm(k, of_k.flatten(), h.epsilon, head_dim)
     return b.linear(attend(b, h, state, q, k, v), w.attn_output)
 
 

@@ -3,26 +3,26 @@
 from localllm.arch.attention import RMS_EPSILON
 from localllm.arch.families.deepseek2 import DeepSeek2, attend_to_keys
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
-from localllm.arch.feed_forward import ungated_feed_forward
+from localllm.arch.feed_forward import apply_ungated_feed_forward
 from localllm.arch.rope import read_rope
 
 
 def read(fields: HyperparameterReader, interleaved: bool = True) -> DeepSeek2:
-    dims, heads = fields.count("rope.dimension_count"), fields.count("attention.head_count")
-    usual = fields.count("embedding_length") // heads  # default length of a head
-    key_dim = fields.count("attention.key_length", usual)
-    if key_dim <= dims or fields.count("attention.head_count_kv", heads) != heads:
-        raise fields.error(
+    dims, heads = fields.read_count("rope.dimension_count"), fields.read_count("attention.head_count")
+    usual = fields.read_count("embedding_length") // heads  # default length of a head
+    key_dim = fields.read_count("attention.key_length", usual)
+    if key_dim <= dims or fields.read_count("attention.head_count_kv", heads) != heads:
+        raise fields.make_error(
             f"the key dimension {key_dim} must exceed rope.dimension_count {dims}, and attention.head_count_kv be "
             f"{heads}"
         )
     return DeepSeek2(
-        **fields.common(),
-        epsilon=fields.epsilon(RMS_EPSILON),
+        **fields.read_common(),
+        epsilon=fields.read_epsilon(RMS_EPSILON),
         heads=heads,
         key_dim=key_dim - dims,
-        value_dim=fields.count("attention.value_length", usual),
-        latent=fields.count("attention.kv_lora_rank"),
+        value_dim=fields.read_count("attention.value_length", usual),
+        latent=fields.read_count("attention.kv_lora_rank"),
         keeps_latent=False,
         rope=read_rope(fields, dims, interleaved),
         scale=key_dim**-0.5,
@@ -35,7 +35,7 @@ def read(fields: HyperparameterReader, interleaved: bool = True) -> DeepSeek2:
 def block(b: Builder, w: Weights, h: DeepSeek2, state: PagedState, x: Activation) -> Activation:
     y = attend_to_keys(b, w, h, state, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(y, w.attn_output))
-    return b.add(x, ungated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.relu_squared))
+    return b.add(x, apply_ungated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.relu_squared))
 
 
 CHECKPOINTS = {

@@ -15,11 +15,11 @@ __all__ = ["forward", "read"]
 
 
 def read(fields: HyperparameterReader) -> Transformer:
-    h = Transformer(**Transformer.shared_fields(fields, interleaved=False))
+    h = Transformer(**Transformer.read_shared_fields(fields, interleaved=False))
     if fields.arch not in ("qwen2vl", "paddleocr"):
         return h
-    if fields.raw(SECTIONS) is None:
-        raise fields.error(f"{fields.key(SECTIONS)} is missing")
+    if fields.read_raw(SECTIONS) is None:
+        raise fields.make_error(f"{fields.format_key(SECTIONS)} is missing")
     return replace(h, attention=replace(h.attention, rope=add_sections(fields, h.attention.rope)))
 
 

@@ -3,14 +3,14 @@
 Unlike llama: rotated pairs are half a head apart; each head of queries and keys is normalized before RoPE.
 """
 
-from localllm.arch.attention import Transformer, attend, project_qkv, rms_norm_heads, select_rope_factors
+from localllm.arch.attention import Transformer, attend, normalize_heads, project_qkv, select_rope_factors
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weight, Weights
 from localllm.arch.feed_forward import feed_forward_or_experts, read_routing
 
 
 def read(fields: HyperparameterReader) -> Transformer:
-    return Transformer(**Transformer.shared_fields(fields, interleaved=False), routing=read_routing(fields))
+    return Transformer(**Transformer.read_shared_fields(fields, interleaved=False), routing=read_routing(fields))
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
@@ -21,7 +21,7 @@ def block(
     b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation, factors: Weight | None
 ) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
-    q, k = rms_norm_heads(b, w, h, q, k)
+    q, k = normalize_heads(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
     return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
 
@@ -56,21 +56,21 @@ CHECKPOINTS = {
         "like": "Qwen3ForCausalLM",
         "whole": {
             "output_norm": "width",
-            "cls.output.weight": "@qwen.rows_of_answers token_embd.weight[vocab width]: labels width",
+            "cls.output.weight": "@qwen.take_answer_rows token_embd.weight[vocab width]: labels width",
         },
-        "decodes": False, "read": "@qwen.ranker",
+        "decodes": False, "read": "@qwen.read_ranker",
         "more": {"tokenizer.chat_templates": ["rerank"], "tokenizer.chat_template.rerank": RERANK},
     },
     "Qwen3ForCausalLM+ranker": {
         "like": "Qwen3ForCausalLM+tied_ranker",
         "whole": {
             "output_norm": "width",
-            "cls.output.weight": "@qwen.rows_of_answers output.weight[vocab width]: labels width",
+            "cls.output.weight": "@qwen.take_answer_rows output.weight[vocab width]: labels width",
         },
     },
     "Qwen3ForSequenceClassification": {  # a head of its own
         "like": "Qwen3ForCausalLM+tied_ranker", "whole": {"output_norm": "width", "cls.output.weight": "labels width"},
-        "renamed": {"score": "cls.output"}, "read": "@qwen.classifier",
+        "renamed": {"score": "cls.output"}, "read": "@qwen.read_classifier",
     },
     "InternVLForConditionalGeneration": {"like": "Qwen3ForCausalLM", "select": "@llama.select_vision"},
     "vision+qwen3": {"like": "Qwen3ForCausalLM", "sees": True, "unread": r"(model\.)?image_newline"},

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from localllm.arch.attention import RMS_EPSILON, Transformer, attend, read_attention, rms_norm_heads
+from localllm.arch.attention import RMS_EPSILON, Transformer, attend, normalize_heads, read_attention
 from localllm.arch.decoder import MtpOutput, apply_mtp_layer
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Recurrent, Weights, frozen
-from localllm.arch.feed_forward import Gate, feed_forward_or_experts, gated_shared_expert, read_routing
+from localllm.arch.feed_forward import Gate, apply_gated_shared_expert, feed_forward_or_experts, read_routing
 from localllm.arch.metadata import format_value
 from localllm.arch.recurrent_verbs import HeadState
 from localllm.arch.rope import add_sections
@@ -41,7 +41,7 @@ class DeltaNet:
         keys = self.key_heads * self.key_dim
         return keys, keys, self.heads * self.value_dim
 
-    def state(self, layer: int) -> Recurrent:
+    def get_state(self, layer: int) -> Recurrent:
         """Return a layer's state: the heads' matrices, and the last queries, keys and values."""
         windows = [(self.taps - 1, columns) for columns in self.parts]
         return Recurrent(layer, (*windows, (self.heads, self.key_dim, self.value_dim)))
@@ -63,35 +63,35 @@ class Qwen35(Transformer):
     def scale(self) -> float:
         return self.score_scale
 
-    def states(self) -> Sequence[PagedState | Recurrent]:  # type: ignore[override]
+    def list_states(self) -> Sequence[PagedState | Recurrent]:  # type: ignore[override]
         """Return the state of each layer: keys and values, or the delta rule's."""
-        return [s if self.attends[s.layer] else self.delta.state(s.layer) for s in super().states()]
+        return [s if self.attends[s.layer] else self.delta.get_state(s.layer) for s in super().list_states()]
 
 
 def read(fields: HyperparameterReader) -> Qwen35:
-    common, attention = fields.common(), read_attention(fields, interleaved=False)
+    common, attention = fields.read_common(), read_attention(fields, interleaved=False)
     return Qwen35(
         **common,
         attention=replace(attention, rope=add_sections(fields, attention.rope, interleaved=True)),
-        epsilon=fields.epsilon(RMS_EPSILON),
+        epsilon=fields.read_epsilon(RMS_EPSILON),
         delta=read_delta(fields),
         attends=read_attends(fields, common["layers"]) + (True,) * common["mtp_layers"],
-        score_scale=fields.number("attention.scale", 0.0) or attention.head_dim**-0.5,
-        routing=read_routing(fields, scale=fields.number("expert_weights_scale", 0.0) or 1.0),
+        score_scale=fields.read_number("attention.scale", 0.0) or attention.head_dim**-0.5,
+        routing=read_routing(fields, scale=fields.read_number("expert_weights_scale", 0.0) or 1.0),
     )
 
 
 def read_delta(fields: HyperparameterReader) -> DeltaNet:
     """Read the ssm.* keys. In Qwen3-Next, heads that share keys are neighbours. Raises ModelError."""
-    heads, key_heads = fields.count("ssm.time_step_rank"), fields.count("ssm.group_count")
-    inner = fields.count("ssm.inner_size")
+    heads, key_heads = fields.read_count("ssm.time_step_rank"), fields.read_count("ssm.group_count")
+    inner = fields.read_count("ssm.inner_size")
     if inner % heads or heads % key_heads:
-        raise fields.error(
+        raise fields.make_error(
             f"ssm.inner_size {inner} must be divisible by ssm.time_step_rank {heads}, and that by ssm.group_count "
             f"{key_heads}"
         )
     repeat = heads // key_heads if fields.arch == "qwen3next" else 1
-    key_dim, taps = fields.count("ssm.state_size"), fields.count("ssm.conv_kernel")
+    key_dim, taps = fields.read_count("ssm.state_size"), fields.read_count("ssm.conv_kernel")
     return DeltaNet(heads, key_heads, repeat, key_dim, inner // heads, taps)
 
 
@@ -100,12 +100,12 @@ def read_attends(fields: HyperparameterReader, layers: int, interval: int = 4) -
 
     Raises ModelError.
     """
-    recurrent, name = fields.raw("attention.recurrent_layers"), "attention.recurrent_layers"
+    recurrent, name = fields.read_raw("attention.recurrent_layers"), "attention.recurrent_layers"
     if isinstance(recurrent, np.ndarray):
         return tuple(not value for value in recurrent[:layers])
     if recurrent is not None:
-        raise fields.error(f"{fields.key(name)} must be a list of layers (found {format_value(recurrent)})")
-    interval = fields.count("full_attention_interval", interval)
+        raise fields.make_error(f"{fields.format_key(name)} must be a list of layers (found {format_value(recurrent)})")
+    interval = fields.read_count("full_attention_interval", interval)
     return tuple((layer + 1) % interval == 0 for layer in range(layers))
 
 
@@ -113,7 +113,7 @@ def block(b: Builder, w: Weights, h: Qwen35, state: PagedState | Recurrent, x: A
     mix = apply_delta_net if isinstance(state, Recurrent) else apply_gated_attention
     x = b.add(x, mix(b, w, h, state, b.rms_norm(x, w.attn_norm, h.epsilon)))  # type: ignore[arg-type]
     y = b.rms_norm(x, w.post_attention_norm, h.epsilon)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, gated_shared_expert))
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_gated_shared_expert))
 
 
 def draft(b: Builder, w: Weights, h: Qwen35, hidden: Activation) -> MtpOutput:
@@ -129,7 +129,7 @@ def apply_gated_attention(
     """
     queries, head_dim = b.linear(x, w.attn_q), h.attention.head_dim
     q, gate = (b.slice_columns(queries, first, first + head_dim, 2 * head_dim) for first in (0, head_dim))
-    q, k = rms_norm_heads(b, w, h, q, b.linear(x, w.attn_k))
+    q, k = normalize_heads(b, w, h, q, b.linear(x, w.attn_k))
     y = attend(b, h, state, q, k, b.linear(x, w.attn_v), chosen=selected)
     return b.linear(b.multiply(y, b.sigmoid(gate)), w.attn_output)
 
@@ -146,7 +146,7 @@ def apply_delta_net(
     q = b.scale(normalize_to_unit(b, h, q), d.key_dim**-0.5)
     strength, steps = compute_strengths_and_decays(b, w, d, x)
     w.require_biases("ssm_dt")
-    steps, strength = b.softplus(steps, w.bias("ssm_dt")), b.sigmoid(strength)
+    steps, strength = b.softplus(steps, w.get_bias("ssm_dt")), b.sigmoid(strength)
     heads = HeadState(state, 3, w.require_bare("ssm_a"), d.key_heads, d.repeat)
     y = b.delta_rule(q, normalize_to_unit(b, h, k), v, steps, strength, heads)
     y = b.rms_norm(y, w.ssm_norm, h.epsilon, d.value_dim)
@@ -172,9 +172,9 @@ def normalize_to_unit(b: Builder, h: Qwen35, x: Activation) -> Activation:
 
 CHECKPOINTS = {
     "Qwen3_5ForCausalLM Qwen3_5ForConditionalGeneration": {
-        "layer": "@qwen.qwen35_layer gated", "offset_norms": True, "sees": True, "named": "@qwen.with_mtp",
+        "layer": "@qwen.qwen35_layer gated", "offset_norms": True, "sees": True, "named": "@qwen.rename_mtp",
         "scalings": "mrope", "partial_rope": True, "only": {"attention_bias": False, "mtp_num_hidden_layers": (0, 1)},
-        "read": "@qwen.qwen35",
+        "read": "@qwen.read_qwen35",
         "defaults": {
             "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
             "linear_value_head_dim": 128, "head_dim": 256, "partial_rotary_factor": 0.25,
@@ -183,11 +183,11 @@ CHECKPOINTS = {
     },
     "MiniCPMV4_6ForConditionalGeneration": {"like": "Qwen3_5ForCausalLM", "unread": r"(model\.)?merger\..*"},
     "Qwen3_5MoeForCausalLM Qwen3_5MoeForConditionalGeneration": {
-        "arch": "qwen35moe", "like": "Qwen3_5ForCausalLM", "layer": "@qwen.qwen35_layer @qwen.experts",
-        "read": "@qwen.qwen35moe",
+        "arch": "qwen35moe", "like": "Qwen3_5ForCausalLM", "layer": "@qwen.qwen35_layer @qwen.list_experts",
+        "read": "@qwen.read_qwen35moe",
     },
     "Qwen3NextForCausalLM": {
-        "arch": "qwen3next", "like": "Qwen3_5ForCausalLM", "layer": "@qwen.qwen3next_layer @qwen.experts",
-        "sees": False, "scalings": "linear yarn", "read": "@qwen.qwen3next",
+        "arch": "qwen3next", "like": "Qwen3_5ForCausalLM", "layer": "@qwen.qwen3next_layer @qwen.list_experts",
+        "sees": False, "scalings": "linear yarn", "read": "@qwen.read_qwen3next",
     },
 }  # fmt: skip

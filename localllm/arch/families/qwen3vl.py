@@ -33,10 +33,10 @@ class Qwen3VL(Transformer):
 def read(fields: HyperparameterReader) -> Qwen3VL:
     """Read the hyperparameters. Raises ModelError, also for a file without sections."""
     h = qwen3.read(fields)
-    if fields.raw(SECTIONS) is None:
-        raise fields.error(f"{fields.key(SECTIONS)} is missing")
+    if fields.read_raw(SECTIONS) is None:
+        raise fields.make_error(f"{fields.format_key(SECTIONS)} is missing")
     attention = replace(h.attention, rope=add_sections(fields, h.attention.rope, interleaved=True))
-    deep = fields.whole("n_deepstack_layers", 0, 0, h.layers)
+    deep = fields.read_integer("n_deepstack_layers", 0, 0, h.layers)
     return Qwen3VL(**{**vars(h), "attention": attention}, deep=deep)
 
 
@@ -53,7 +53,7 @@ def block(b: Builder, w: Weights, h: Qwen3VL, state: PagedState, x: Activation, 
 
 CHECKPOINTS = {
     "Qwen3VLForConditionalGeneration": {
-        "like": "Qwen3ForCausalLM", "sees": True, "scalings": "mrope", "read": "@qwen.qwen3vl",
+        "like": "Qwen3ForCausalLM", "sees": True, "scalings": "mrope", "read": "@qwen.read_qwen3vl",
         "defaults": {"rope_theta": 5e5},
     },
     "Qwen3VLMoeForConditionalGeneration": {

@@ -22,7 +22,7 @@ from localllm.arch.family import (
     Weights,
     frozen,
 )
-from localllm.arch.feed_forward import gated_shared_expert, mixture_of_experts, read_routing
+from localllm.arch.feed_forward import apply_gated_shared_expert, apply_mixture_of_experts, read_routing
 from localllm.arch.hyper_connections import concat_streams
 from localllm.arch.ngram_embeddings import NgramEmbeddings, add_ngram_embeddings, normalize_streams, read_ngrams
 from localllm.arch.rope import SECTIONS, add_sections
@@ -59,44 +59,44 @@ class Qwen4(Qwen35):
     blocks: BlockIndexer
     ngrams: NgramEmbeddings | None
 
-    def states(self) -> Sequence[State]:  # type: ignore[override]
-        return [state for layer in range(self.layers) for state in self.of_layer(layer)]
+    def list_states(self) -> Sequence[State]:  # type: ignore[override]
+        return [state for layer in range(self.layers) for state in self.get_layer_states(layer)]
 
-    def of_layer(self, layer: int) -> list[State]:
+    def get_layer_states(self, layer: int) -> list[State]:
         """Return one layer's states.
 
         An attention layer has keys and values, and the indexer's keys of blocks and of the last tokens; any other has
         the delta rule's states, and those of the n-gram embeddings.
         """
-        state, size = super().states()[layer], self.blocks.sizes[layer]
+        state, size = super().list_states()[layer], self.blocks.sizes[layer]
         if isinstance(state, Recurrent):
             has_sequences = self.ngrams and self.ngrams.layer == layer
-            shapes = self.ngrams.shapes(self.streams * self.width) if self.ngrams and has_sequences else []
+            shapes = self.ngrams.list_state_shapes(self.streams * self.width) if self.ngrams and has_sequences else []
             return [replace(state, shapes=(*state.shapes, *shapes))]
         index = [LatentState(layer, self.blocks.dim, self.blocks.dim, is_index=True)] if size else []
         return [state, *index, *([Recurrent(layer, ((size - 1, self.blocks.dim),))] if size > 1 else [])]
 
 
 def read(fields: HyperparameterReader) -> Qwen4:
-    common, heads, delta = fields.common(), read_attention(fields, interleaved=False), read_delta(fields)
+    common, heads, delta = fields.read_common(), read_attention(fields, interleaved=False), read_delta(fields)
     attends = read_attends(fields, common["layers"])
     if delta.key_dim != delta.value_dim:
         raise fields.make_unsupported_error(
             f"the key and value dimensions of the delta rule must be equal (found {delta.key_dim}, {delta.value_dim})"
         )
     if not fields.has(SECTIONS):
-        raise fields.wrong(SECTIONS, "four integers")
+        raise fields.make_value_error(SECTIONS, "four integers")
     rope = add_sections(fields, heads.rope, interleaved=True)
     if rope.unrotated:
-        raise fields.make_unsupported_error(f"{fields.key(SECTIONS)} must cover all rotated pairs")
-    streams, rank = fields.count("hyper_connection.count"), fields.count("hyper_connection.low_rank")
+        raise fields.make_unsupported_error(f"{fields.format_key(SECTIONS)} must cover all rotated pairs")
+    streams, rank = fields.read_count("hyper_connection.count"), fields.read_count("hyper_connection.low_rank")
     if not 2 <= streams <= MOST_STREAMS:
-        raise fields.wrong("hyper_connection.count", f"a number from 2 to {MOST_STREAMS}")
-    fields.count("expert_count")
+        raise fields.make_value_error("hyper_connection.count", f"a number from 2 to {MOST_STREAMS}")
+    fields.read_count("expert_count")
     return Qwen4(
         **common,
         attention=replace(heads, rope=rope),
-        epsilon=fields.epsilon(RMS_EPSILON),
+        epsilon=fields.read_epsilon(RMS_EPSILON),
         delta=delta,
         attends=attends,
         score_scale=heads.head_dim**-0.5,
@@ -110,26 +110,35 @@ def read(fields: HyperparameterReader) -> Qwen4:
 
 def read_blocks(fields: HyperparameterReader, rope: Rope) -> BlockIndexer:
     """Read the attention.indexer.* keys. Raises ModelError."""
-    heads, dim, tokens = (fields.count(f"attention.indexer.{name}") for name in ("head_count", "key_length", "top_k"))
-    sizes = fields.counts("attention.compress_ratios", fields.layers(), 0)
+    heads, dim, tokens = (
+        fields.read_count(f"attention.indexer.{name}") for name in ("head_count", "key_length", "top_k")
+    )
+    sizes = fields.read_counts("attention.compress_ratios", fields.read_layer_count(), 0)
     if dim < rope.dims:
-        raise fields.error(f"attention.indexer.key_length {dim} is too small for rope.dimension_count {rope.dims}")
+        raise fields.make_error(f"attention.indexer.key_length {dim} is too small for rope.dimension_count {rope.dims}")
     if any(size > LARGEST_BLOCK or tokens % max(size, 1) for size in sizes):
-        expected = f"integers from 0 to {LARGEST_BLOCK} that divide {tokens}, {fields.key('attention.indexer.top_k')}"
-        raise fields.wrong("attention.compress_ratios", expected)
+        expected = (
+            f"integers from 0 to {LARGEST_BLOCK} that divide {tokens}, {fields.format_key('attention.indexer.top_k')}"
+        )
+        raise fields.make_value_error("attention.compress_ratios", expected)
     return BlockIndexer(heads, dim, sizes, tokens)
 
 
 def forward(b: Builder, w: Weights, h: Qwen4) -> Activation:
     x = concat_streams(b, [b.embed(w.token_embd, b.ids)] * h.streams)
     for layer in range(h.layers):
-        block, states = w.block(layer), h.of_layer(layer)
+        block, states = w.get_layer(layer), h.get_layer_states(layer)
         if h.ngrams and h.ngrams.layer == layer:
             x = add_ngram_embeddings(b, w, block, h, states[0], x)  # type: ignore[arg-type]
         y, add = enter_sublayer(b, block, h, x, "hc_attn")
         x = add(apply_mixer(b, block, h, states, y))
         y, add = enter_sublayer(b, block, h, x, "hc_ffn")
-        x = add(b.add(mixture_of_experts(b, block, h.routing, y, b.swiglu), gated_shared_expert(b, block, y, b.swiglu)))  # type: ignore[arg-type]
+        x = add(
+            b.add(
+                apply_mixture_of_experts(b, block, h.routing, y, b.swiglu),  # type: ignore[arg-type]
+                apply_gated_shared_expert(b, block, y, b.swiglu),
+            )
+        )
     y, _ = average_streams(b, w, h, b.select(x, b.wanted), "output_hc")
     return b.linear(y, w.get("output") or w.token_embd)
 
@@ -149,7 +158,7 @@ def average_streams(b: Builder, w: Weights, h: Qwen4, x: Activation, name: str) 
 
     The gate of each element is computed from all streams.
     """
-    normed, width = normalize_streams(b, h, x, w.require(f"{name}_norm").flat()), h.width
+    normed, width = normalize_streams(b, h, x, w.require(f"{name}_norm").flatten()), h.width
     narrow = b.linear(normed, w.require(f"{name}_down").require_shape(h.rank, h.streams * width))
     narrow = b.scale(narrow, 1 / h.streams)
     gates = b.linear(
@@ -194,11 +203,12 @@ def select_blocks(b: Builder, w: Weights, h: Qwen4, states: Sequence[State], x: 
 
 CHECKPOINTS = {
     "Qwen4ExpForCausalLM Qwen4ExpForConditionalGeneration": {
-        "like": "Qwen3_5MoeForCausalLM", "layer": "@qwen.qwen4exp_layer", "whole": "@qwen.qwen4exp_whole",
+        "like": "Qwen3_5MoeForCausalLM", "layer": "@qwen.list_qwen4exp_tensors",
+        "whole": "@qwen.list_qwen4exp_global_tensors",
         "last_norm": "", "named": "", "named_as": "qwen35moe",
         "unread": r"(?:model\.)?mtp\..*"
         r"|.*\.ple_embedding\.(?:layer_multipliers|ngram_heads_offsets|ngram_heads_vocab_sizes)",
         "only": {"attention_bias": False, "mtp_num_hidden_layers": (0, 1), "indexer_kv_heads": 1},
-        "read": "@qwen.qwen4exp", "of_tensors": "@qwen.constants",
+        "read": "@qwen.read_qwen4exp", "of_tensors": "@qwen.read_constants",
     },
 }  # fmt: skip

@@ -5,7 +5,7 @@ keys are scaled by 1 - decay, and the current token has no separate weight (gate
 """
 
 from localllm.arch.family import Activation, Builder, HyperparameterReader, Recurrent, Weights
-from localllm.arch.rwkv import HEAD_EPSILON, Rwkv, collect_lerps, read_rwkv, require_vector, rwkv_decoder
+from localllm.arch.rwkv import HEAD_EPSILON, Rwkv, collect_lerps, read_rwkv, require_vector, run_decoder
 
 USES = "wkvrg"  # interpolated inputs: of decay, key, value, receptance, gate
 
@@ -15,7 +15,7 @@ def read(fields: HyperparameterReader) -> Rwkv:
 
 
 def forward(b: Builder, w: Weights, h: Rwkv) -> Activation:
-    return rwkv_decoder(b, w, h, apply_time_mix, apply_channel_mix)
+    return run_decoder(b, w, h, apply_time_mix, apply_channel_mix)
 
 
 def interpolate_inputs(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> list[Activation]:

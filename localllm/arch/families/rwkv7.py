@@ -8,11 +8,11 @@ from localllm.arch.family import Activation, Builder, HyperparameterReader, Recu
 from localllm.arch.rwkv import (
     HEAD_EPSILON,
     Rwkv,
+    apply_low_rank_linear,
     collect_lerps,
-    low_rank_linear,
     read_rwkv,
     require_vector,
-    rwkv_decoder,
+    run_decoder,
 )
 
 RANKS = [f"attention.{name}_lora_rank" for name in ("decay", "iclr", "value_residual_mix", "gate")]
@@ -30,7 +30,7 @@ def forward(b: Builder, w: Weights, h: Rwkv) -> Activation:
     def mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> Activation:
         return time_mix(b, w, h, state, x, first)
 
-    return rwkv_decoder(b, w, h, mix, channel_mix)
+    return run_decoder(b, w, h, mix, apply_channel_mix)
 
 
 def time_mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation, first: list[Activation]) -> Activation:
@@ -38,11 +38,13 @@ def time_mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation, f
     previous, (decay, rate, residual, gate) = b.previous(x, state, 1), h.ranks
     xr, xw, xk, xv, xa, *xg = (b.lerp(x, previous, by) for by in collect_lerps(w, h, "rwkvag" if gate else "rwkva"))
     r, k, v = b.linear(xr, w.time_mix_receptance), b.linear(xk, w.time_mix_key), b.linear(xv, w.time_mix_value)
-    decays = b.add_vector(low_rank_linear(b, w, "time_mix_w", decay, xw, lambda y: b.softcap(y, 1.0)), w.time_mix_w0)
+    decays = b.add_vector(
+        apply_low_rank_linear(b, w, "time_mix_w", decay, xw, lambda y: b.softcap(y, 1.0)), w.time_mix_w0
+    )
     decays = b.exponential(b.scale(b.sigmoid(decays), SLOWEST))
-    a = b.sigmoid(b.add_vector(low_rank_linear(b, w, "time_mix_a", rate, xa), w.time_mix_a0))
+    a = b.sigmoid(b.add_vector(apply_low_rank_linear(b, w, "time_mix_a", rate, xa), w.time_mix_a0))
     if first:
-        by = b.sigmoid(b.add_vector(low_rank_linear(b, w, "time_mix_v", residual, xv), w.time_mix_v0))
+        by = b.sigmoid(b.add_vector(apply_low_rank_linear(b, w, "time_mix_v", residual, xv), w.time_mix_v0))
         v = b.add(v, b.multiply(b.add(first[0], b.scale(v, -1.0)), by))
     else:
         first.append(v)
@@ -62,11 +64,11 @@ def time_mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation, f
     bonus = b.head_dots(k, b.scale_columns(r, w.time_mix_r_k), h.heads)
     y = b.add(y, b.multiply_heads(v, bonus))
     if gate:
-        y = b.multiply(y, low_rank_linear(b, w, "time_mix_g", gate, xg[0], b.sigmoid))
+        y = b.multiply(y, apply_low_rank_linear(b, w, "time_mix_g", gate, xg[0], b.sigmoid))
     return b.linear(y, w.time_mix_output)
 
 
-def channel_mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> Activation:
+def apply_channel_mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> Activation:
     """Apply the feed-forward network."""
     x = b.lerp(x, b.previous(x, state, 2), require_vector(w, h, "channel_mix_lerp_k"))
     return b.linear(b.relu_squared(b.linear(x, w.channel_mix_key)), w.channel_mix_value)

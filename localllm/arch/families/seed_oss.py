@@ -7,7 +7,7 @@ feed-forward network is named post_attention_norm.
 from localllm.arch.attention import Transformer, attend, project_qkv
 from localllm.arch.families.qwen2 import read
 from localllm.arch.family import Activation, Builder, PagedState, Weights
-from localllm.arch.feed_forward import gated_feed_forward
+from localllm.arch.feed_forward import apply_gated_feed_forward
 
 __all__ = ["block", "read"]
 
@@ -15,7 +15,7 @@ __all__ = ["block", "read"]
 def block(b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
-    return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, w.post_attention_norm, h.epsilon), b.swiglu))
+    return b.add(x, apply_gated_feed_forward(b, w, b.rms_norm(x, w.post_attention_norm, h.epsilon), b.swiglu))
 
 
 CHECKPOINTS = {

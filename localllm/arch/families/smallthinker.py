@@ -20,17 +20,17 @@ PERIOD = 4
 
 @frozen
 class SmallThinker(LocalRopeTransformer):
-    def rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> Rope | None:
         # In a model of four layers all have RoPE, as in llama.cpp.
         rotates = layer % PERIOD or self.layers == PERIOD or not any(self.windows)
-        return super().rope(layer) if rotates else None
+        return super().get_rope(layer) if rotates else None
 
 
 def read(fields: HyperparameterReader) -> SmallThinker:
-    common = SmallThinker.shared_fields(fields, interleaved=False, rotates_all=True)
-    function = fields.count("expert_gating_func")
+    common = SmallThinker.read_shared_fields(fields, interleaved=False, rotates_all=True)
+    function = fields.read_count("expert_gating_func")
     if function not in FUNCTIONS or function == SOFTMAX_OF_SELECTED:
-        raise fields.wrong("expert_gating_func", "1 or 2")
+        raise fields.make_value_error("expert_gating_func", "1 or 2")
     windows = read_windows(fields, PERIOD, default=0, all_first=True)
     return SmallThinker(
         **common,
@@ -56,6 +56,6 @@ CHECKPOINTS = {
         "only": {"norm_topk_prob": True, "moe_enable_early_router": True, "moe_enable_secondary_experts": False},
         "reads": {"intermediate_size": "1 * moe_ffn_hidden_size"},
         "experts": "moe_ffn_hidden_size moe_num_primary_experts moe_num_active_primary_experts",
-        "amounts": {"expert_feed_forward_length": "expert_hidden"}, "read": "@llama.smallthinker",
+        "amounts": {"expert_feed_forward_length": "expert_hidden"}, "read": "@llama.read_smallthinker",
     },
 }  # fmt: skip

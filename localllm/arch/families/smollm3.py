@@ -9,17 +9,17 @@ __all__ = ["forward", "read"]
 
 @frozen
 class SmolLM3(Transformer):
-    def rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> Rope | None:
         return self.attention.rope if (layer + 1) % 4 else None
 
 
 def read(fields: HyperparameterReader) -> SmolLM3:
-    return SmolLM3(**SmolLM3.shared_fields(fields, interleaved=True))
+    return SmolLM3(**SmolLM3.read_shared_fields(fields, interleaved=True))
 
 
 CHECKPOINTS = {
     "SmolLM3ForCausalLM": {
-        "like": "LlamaForCausalLM", "read": "@llama.smollm3",
+        "like": "LlamaForCausalLM", "read": "@llama.read_smollm3",
         "defaults": {"tie_word_embeddings": True, "rope_theta": 2e6},
     },
 }  # fmt: skip

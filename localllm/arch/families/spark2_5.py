@@ -13,11 +13,11 @@ from localllm.arch.attention import (
     read_windows,
 )
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
-from localllm.arch.feed_forward import gated_feed_forward
+from localllm.arch.feed_forward import apply_gated_feed_forward
 
 
 def read(fields: HyperparameterReader) -> LocalRopeTransformer:
-    shared = LocalRopeTransformer.shared_fields(fields, interleaved=False)
+    shared = LocalRopeTransformer.read_shared_fields(fields, interleaved=False)
     local_rope = read_local_rope_dims(fields, shared["attention"].rope)
     return LocalRopeTransformer(**shared, windows=read_windows(fields, period=None), local_rope=local_rope)
 
@@ -28,4 +28,4 @@ def block(b: Builder, w: Weights, h: LocalRopeTransformer, state: PagedState, x:
     attended = attend(b, h, state, q, k, v)
     attended = gate_heads(b, h, state, attended, b.sigmoid(b.linear(y, w.attn_gate)))
     x = b.add(x, b.linear(attended, w.attn_output))
-    return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu))
+    return b.add(x, apply_gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu))

@@ -5,14 +5,14 @@ queries, keys and values may have biases. The 12B model normalizes each head of 
 network reads what attention reads.
 """
 
-from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, layer_norm_heads, project_qkv
+from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, normalize_heads_by_layer_norm, project_qkv
 from localllm.arch.decoder import apply_decoder, make_final_layer_norm
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
-from localllm.arch.feed_forward import gated_feed_forward
+from localllm.arch.feed_forward import apply_gated_feed_forward
 
 
 def read(fields: HyperparameterReader) -> Transformer:
-    return Transformer(**Transformer.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON))
+    return Transformer(**Transformer.read_shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON))
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
@@ -23,24 +23,25 @@ def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
 def block(b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation) -> Activation:
     y = b.layer_norm(x, w.attn_norm, h.epsilon)
     q, k, v = project_qkv(b, w, h, state.layer, y)
-    q, k = layer_norm_heads(b, w, h, q, k)
+    q, k = normalize_heads_by_layer_norm(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     if norm := w.get("ffn_norm"):
         y = b.layer_norm(x, norm, h.epsilon)
-    return b.add(x, gated_feed_forward(b, w, y, b.swiglu))
+    return b.add(x, apply_gated_feed_forward(b, w, y, b.swiglu))
 
 
 CHECKPOINTS = {
     "StableLmForCausalLM StableLMEpochForCausalLM": {
         "layer": "attention gated attn_norm",
-        "parts": {"parallel": ("", "ffn_norm"), "head_norms": ("@llama.head_norms", "")},
-        "biased": "norms output_norm", "partial_rope": True, "layer_norm": "layer_norm_eps", "read": "@llama.stablelm",
+        "parts": {"parallel": ("", "ffn_norm"), "head_norms": ("@llama.list_head_norm_tensors", "")},
+        "biased": "norms output_norm", "partial_rope": True, "layer_norm": "layer_norm_eps",
+        "read": "@llama.read_stablelm",
         "defaults": {"partial_rotary_factor": 0.25, "max_position_embeddings": 4096},
     },
     "OrionForCausalLM": {
         "arch": "orion", "layer": "attention gated norms", "biased": "norms output_norm",
         "reads": {"max_position_embeddings": "max_sequence_length|max_position_embeddings|model_max_length"},
         "metadata": {"tensor_data_layout": "Meta AI original pth"},  # unused
-        "read": "@llama.orion",
+        "read": "@llama.read_orion",
     },
 }  # fmt: skip

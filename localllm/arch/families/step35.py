@@ -13,14 +13,14 @@ from localllm.arch.attention import (
     LocalRopeTransformer,
     attend,
     gate_heads,
+    normalize_heads,
     project_qkv,
     read_windows,
-    rms_norm_heads,
     select_rope_factors,
 )
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weight, Weights, frozen
-from localllm.arch.feed_forward import SIGMOID, Gate, feed_forward_or_experts, read_own_routing, shared_expert
+from localllm.arch.feed_forward import SIGMOID, Gate, apply_shared_expert, feed_forward_or_experts, read_own_routing
 from localllm.arch.rope import read_base
 
 LEAST_LIMIT = 0.3  # above the magnitude of SiLU's negative values
@@ -40,22 +40,22 @@ class Step35(LocalRopeTransformer):
 
 
 def read(fields: HyperparameterReader) -> Step35:
-    common = Step35.shared_fields(fields, interleaved=False)
-    attention, layers = common["attention"], fields.layers()
+    common = Step35.read_shared_fields(fields, interleaved=False)
+    attention, layers = common["attention"], fields.read_layer_count()
     rope = attention.rope
     if rope.yarn or rope.by_factors or rope.dims % 4:
         raise fields.make_unsupported_error(
             f"{fields.prefix}rope.*: this RoPE is not supported in {fields.arch} models"
         )
-    if fields.count("rope.dimension_count_swa", rope.dims) != rope.dims:
+    if fields.read_count("rope.dimension_count_swa", rope.dims) != rope.dims:
         raise fields.make_unsupported_error(
-            f"{fields.key('rope.dimension_count_swa')} is not supported in {fields.arch} models"
+            f"{fields.format_key('rope.dimension_count_swa')} is not supported in {fields.arch} models"
         )
     common["attention"] = replace(attention, rope=replace(rope, dims=rope.dims // 2))
     return Step35(
         **common,
         windows=read_windows(fields, period=None),
-        local_rope=rope.without_scaling(read_base(fields, "rope.freq_base_swa", 10000.0)),
+        local_rope=rope.remove_scaling(read_base(fields, "rope.freq_base_swa", 10000.0)),
         routing=read_own_routing(fields, SIGMOID),
         expert_limits=read_limits(fields, "swiglu_clamp_exp", layers),
         limits=read_limits(fields, "swiglu_clamp_shexp", layers),
@@ -64,12 +64,12 @@ def read(fields: HyperparameterReader) -> Step35:
 
 def read_limits(fields: HyperparameterReader, name: str, layers: int) -> tuple[float, ...]:
     """Read one limit per layer, or one for all. Raises ModelError."""
-    if isinstance(fields.raw(name), np.ndarray):
-        limits = fields.array(name, "f", f"{layers} numbers").tolist()
+    if isinstance(fields.read_raw(name), np.ndarray):
+        limits = fields.read_array(name, "f", f"{layers} numbers").tolist()
     else:
-        limits = [fields.number(name, 0.0)] * layers
+        limits = [fields.read_number(name, 0.0)] * layers
     if len(limits) != layers or not all(limit == 0 or limit >= LEAST_LIMIT for limit in limits):
-        raise fields.wrong(name, f"{layers} numbers, each 0 or at least {LEAST_LIMIT}")
+        raise fields.make_value_error(name, f"{layers} numbers, each 0 or at least {LEAST_LIMIT}")
     return tuple(limits)
 
 
@@ -85,7 +85,7 @@ def block(b: Builder, w: Weights, h: Step35, state: PagedState, x: Activation, f
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = project_qkv(b, w, h, state.layer, y)
     if w.get("attn_q_norm") or w.get("attn_k_norm"):
-        q, k = rms_norm_heads(b, w, h, q, k)
+        q, k = normalize_heads(b, w, h, q, k)
     attended = attend(b, h, state, q, k, v, None if h.windows[state.layer] else factors)
     if gate := w.get("attn_gate"):
         attended = gate_heads(b, h, state, attended, b.sigmoid(b.linear(y, gate)))
@@ -94,7 +94,7 @@ def block(b: Builder, w: Weights, h: Step35, state: PagedState, x: Activation, f
     y, is_mixture = b.rms_norm(x, w.ffn_norm, h.epsilon), w.get("ffn_gate_inp", by_layer=True) is not None
 
     def beside(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
-        return shared_expert(b, w, x, of_others)
+        return apply_shared_expert(b, w, x, of_others)
 
     return b.add(x, feed_forward_or_experts(b, w, h.routing, y, of_experts if is_mixture else of_others, beside))
 

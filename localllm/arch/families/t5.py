@@ -28,7 +28,7 @@ from localllm.arch.family import (
     Weights,
     frozen,
 )
-from localllm.arch.feed_forward import gated_feed_forward, ungated_feed_forward
+from localllm.arch.feed_forward import apply_gated_feed_forward, apply_ungated_feed_forward
 from localllm.arch.verbs import FULL_ATTENTION
 
 REACH = 128  # all distances from here on share a bias
@@ -50,7 +50,7 @@ class T5(Hyperparameters):
     def encode(self) -> Callable[..., object] | None:
         return encode
 
-    def states(self) -> Sequence[PagedState]:
+    def list_states(self) -> Sequence[PagedState]:
         """Return the KV states of the layers.
 
         First come those of each layer of the encoder or the decoder, whose tokens have their own positions; then, for
@@ -69,34 +69,34 @@ class T5Encoder(T5):
 
 
 def read(fields: HyperparameterReader) -> T5:
-    heads, common = fields.count("attention.head_count"), fields.common()
-    head_dim = fields.count("attention.key_length", common["width"] // heads)
+    heads, common = fields.read_count("attention.head_count"), fields.read_common()
+    head_dim = fields.read_count("attention.key_length", common["width"] // heads)
     for name, expected in (("head_count_kv", heads), ("value_length", head_dim)):
-        if fields.count(f"attention.{name}", expected) != expected:
-            raise fields.error(f"{fields.key(f'attention.{name}')} must be {expected}")
-    buckets = fields.count("attention.relative_buckets_count")
+        if fields.read_count(f"attention.{name}", expected) != expected:
+            raise fields.make_error(f"{fields.format_key(f'attention.{name}')} must be {expected}")
+    buckets = fields.read_count("attention.relative_buckets_count")
     if buckets % 4:
-        raise fields.wrong("attention.relative_buckets_count", "a multiple of 4")
-    sizes = fields.epsilon(RMS_EPSILON), heads, head_dim, fields.count("feed_forward_length"), buckets
+        raise fields.make_value_error("attention.relative_buckets_count", "a multiple of 4")
+    sizes = fields.read_epsilon(RMS_EPSILON), heads, head_dim, fields.read_count("feed_forward_length"), buckets
     common = {**common, **dict(zip(("epsilon", "heads", "head_dim", "hidden", "buckets"), sizes, strict=True))}
     if fields.arch == "t5encoder":
         return T5Encoder(**common, pooling=read_encoder_pooling(fields))
-    start = fields.count("decoder_start_token_id", 0)
+    start = fields.read_count("decoder_start_token_id", 0)
     if start >= fields.vocab_size:
-        raise fields.wrong("decoder_start_token_id", f"a token, below {fields.vocab_size}")
+        raise fields.make_value_error("decoder_start_token_id", f"a token, below {fields.vocab_size}")
     common["context"] *= 2  # the encoder's context and the decoder's
-    layers = fields.count("decoder_block_count", common["layers"])
+    layers = fields.read_count("decoder_block_count", common["layers"])
     return T5(**common, decoder_layers=layers, start_token=start)
 
 
 def forward(b: Builder, w: Weights, h: T5) -> Activation:
     """Compute the logits of the requested tokens, or a row per text for an encoder alone."""
     if h.bidirectional:
-        return pool_texts(b, w, h, encode_text(b, w.part("enc."), h, b.embed(w.token_embd, b.ids)))
-    x, decoder = b.embed(w.token_embd, b.ids), w.part("dec.")
+        return pool_texts(b, w, h, encode_text(b, w.get_submodel("enc."), h, b.embed(w.token_embd, b.ids)))
+    x, decoder = b.embed(w.token_embd, b.ids), w.get_submodel("dec.")
     biases = compute_biases(b, decoder, h, both_ways=False)
-    for state, read in zip(h.states()[: h.decoder_layers], h.states()[-h.decoder_layers :], strict=True):
-        layer = decoder.block(state.layer)
+    for state, read in zip(h.list_states()[: h.decoder_layers], h.list_states()[-h.decoder_layers :], strict=True):
+        layer = decoder.get_layer(state.layer)
         x = add_attention(b, layer, h, state, x, biases=biases)
         q = b.linear(b.rms_norm(x, layer.cross_attn_norm, h.epsilon), layer.cross_attn_q)
         y = b.attend(q, None, None, read, AttentionScores(h.heads, 1.0, cross_attention=True))
@@ -108,9 +108,9 @@ def forward(b: Builder, w: Weights, h: T5) -> Activation:
 
 def encode(b: Builder, w: Weights, h: T5) -> Activation:
     """Cache a text's keys and values for each layer of the decoder; return a dummy row."""
-    x = encode_text(b, w.part("enc."), h, b.embed(w.token_embd, b.ids))
-    for number, state in enumerate(h.states()[-h.decoder_layers :]):
-        layer = w.part("dec.").block(number)
+    x = encode_text(b, w.get_submodel("enc."), h, b.embed(w.token_embd, b.ids))
+    for number, state in enumerate(h.list_states()[-h.decoder_layers :]):
+        layer = w.get_submodel("dec.").get_layer(number)
         b.write_kv(b.linear(x, layer.cross_attn_k), b.linear(x, layer.cross_attn_v), state)
     return b.select(x, b.wanted)
 
@@ -118,8 +118,8 @@ def encode(b: Builder, w: Weights, h: T5) -> Activation:
 def encode_text(b: Builder, w: Weights, h: T5, x: Activation) -> Activation:
     """Apply the encoder to a text's embeddings."""
     biases = compute_biases(b, w, h, both_ways=True)
-    for state in h.states()[: h.layers]:
-        layer = w.block(state.layer)
+    for state in h.list_states()[: h.layers]:
+        layer = w.get_layer(state.layer)
         x = add_feed_forward(b, layer, h, add_attention(b, layer, h, state, x, biases=biases, lookahead=FULL_ATTENTION))
     return b.rms_norm(x, w.output_norm, h.epsilon)
 
@@ -137,7 +137,10 @@ def add_feed_forward(b: Builder, w: Weights, h: T5, x: Activation) -> Activation
     w.ffn_up.require_shape(h.hidden, h.width)
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
     return b.add(
-        x, gated_feed_forward(b, w, y, b.geglu) if w.get("ffn_gate") else ungated_feed_forward(b, w, y, b.relu)
+        x,
+        apply_gated_feed_forward(b, w, y, b.geglu)
+        if w.get("ffn_gate")
+        else apply_ungated_feed_forward(b, w, y, b.relu),
     )
 
 
@@ -148,9 +151,9 @@ def compute_biases(b: Builder, w: Weights, h: T5, both_ways: bool) -> dict[int, 
     """
     numbers, buckets = compute_buckets(h.buckets, both_ways), {}
     for layer in range(h.layers if both_ways else h.decoder_layers):
-        table = w.block(layer).get("attn_rel_b", by_layer=True)
+        table = w.get_layer(layer).get("attn_rel_b", by_layer=True)
         if table is None and layer == 0:
-            w.block(0).require("attn_rel_b")
+            w.get_layer(0).require("attn_rel_b")
         if table:
             b.ignore(table)
             buckets[layer] = look_up_biases(table.require_shape(h.buckets, h.heads), numbers)
@@ -159,7 +162,7 @@ def compute_biases(b: Builder, w: Weights, h: T5, both_ways: bool) -> dict[int, 
 
 def look_up_biases(table: Weight, numbers: np.ndarray) -> np.ndarray:
     """Look up a table's biases by distance. Raises ModelError."""
-    return np.ascontiguousarray(table.flat().vector().reshape(table.shape)[numbers].T)
+    return np.ascontiguousarray(table.flatten().read_vector().reshape(table.shape)[numbers].T)
 
 
 def compute_buckets(buckets: int, both_ways: bool) -> np.ndarray:
@@ -179,11 +182,12 @@ def compute_buckets(buckets: int, both_ways: bool) -> np.ndarray:
 
 CHECKPOINTS = {
     "T5ForConditionalGeneration T5WithLMHeadModel MT5ForConditionalGeneration UMT5ForConditionalGeneration UMT5Model": {
-        "whole": "@t5.whole", "last_norm": "dec.output_norm.weight", "unread": r"(en|de)coder\.embed_tokens\.weight",
+        "whole": "@t5.list_all_tensors", "last_norm": "dec.output_norm.weight",
+        "unread": r"(en|de)coder\.embed_tokens\.weight",
         "read": "@t5.read", "defaults": {"tie_word_embeddings": True},
     },
     "T5EncoderModel": {
-        "arch": "t5encoder", "like": "T5ForConditionalGeneration", "whole": "@t5.encoder_whole", "last_norm": "",
-        "decodes": False, "read": "@t5.encoder",
+        "arch": "t5encoder", "like": "T5ForConditionalGeneration", "whole": "@t5.list_encoder_tensors", "last_norm": "",
+        "decodes": False, "read": "@t5.read_encoder",
     },
 }  # fmt: skip

@@ -7,7 +7,7 @@ adds the embeddings once more, times a factor; logits have a factor; rotated pai
 from localllm.arch.attention import Transformer, project_qkv, rotate_heads
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, AttentionScores, Builder, HyperparameterReader, PagedState, Weights, frozen
-from localllm.arch.feed_forward import gated_feed_forward
+from localllm.arch.feed_forward import apply_gated_feed_forward
 
 
 @frozen
@@ -22,7 +22,7 @@ class Talkie(Transformer):
 
 
 def read(fields: HyperparameterReader) -> Talkie:
-    return Talkie(**Talkie.shared_fields(fields, interleaved=False), logit_scale=fields.factor("logit_scale"))
+    return Talkie(**Talkie.read_shared_fields(fields, interleaved=False), logit_scale=fields.read_factor("logit_scale"))
 
 
 def forward(b: Builder, w: Weights, h: Talkie) -> Activation:
@@ -43,5 +43,5 @@ def block(b: Builder, w: Weights, h: Talkie, state: PagedState, x: Activation, e
     q = b.rms_norm(q, w.attn_q_norm.require_shape(heads, 1).repeat(head_dim), h.epsilon, head_dim)
     k = b.rms_norm(k, None, h.epsilon, head_dim)
     x = b.add(x, b.linear(b.attend(q, k, v, state, AttentionScores(heads, h.scale)), w.attn_output))
-    x = b.add(x, gated_feed_forward(b, w, b.rms_norm(x, None, h.epsilon), b.swiglu))
+    x = b.add(x, apply_gated_feed_forward(b, w, b.rms_norm(x, None, h.epsilon), b.swiglu))
     return b.add(x, b.scale(embeddings, w.layer_output_scale))

@@ -4,7 +4,7 @@ Each module has MARKS, the control tokens that it needs, and these functions:
 
 - `read(fields)`: read the hyperparameters.
 - `prepare(h, picture)`: cut an image into pictures, and name the tokens that represent them.
-- `tower(b, w, h, x)`: the transformer, in verbs.
+- `encode(b, w, h, x)`: the transformer, in verbs.
 - `gather(h, x, grid)`: merge neighbouring patches into one row, in NumPy.
 - `project(b, w, h, x)`: project to the width of the language model's embeddings, in verbs.
 
@@ -43,7 +43,7 @@ def load_projector(file: GGUFFile) -> tuple[ModuleType, VisionHyperparameters]:
     if require_general(file, KINDS) != CLIP:
         raise ModelError(f"{file.path}: expected a vision projector (mmproj), found a language model")
     fields = HyperparameterReader(file.metadata, file.path, 0)
-    if not fields.flag("has_vision_encoder", False):
+    if not fields.read_flag("has_vision_encoder", False):
         raise UnsupportedError(f"{file.path}: the projector must have a vision encoder")
     name = read_projector_type(fields)
     if name not in FAMILIES:

@@ -51,7 +51,7 @@ class AnySizeVision(VisionHyperparameters):
         unit = self.patch * self.merge
         return round_size(size, unit, PixelLimits(self.least * unit**2, self.square**2 * unit**2))
 
-    def rotary_positions(self, grid: tuple[int, int]) -> np.ndarray:
+    def compute_rotary_positions(self, grid: tuple[int, int]) -> np.ndarray:
         y, x = np.indices(grid).reshape(2, -1)
         return np.stack([np.zeros_like(y), y, x], axis=1)
 
@@ -61,11 +61,13 @@ def read_any_size(fields: HyperparameterReader, merge: int) -> dict[str, Any]:
 
     merge: the default merge factor.
     """
-    values = read_vision(fields, merge=fields.count("vision.spatial_merge_size", merge))
+    values = read_vision(fields, merge=fields.read_count("vision.spatial_merge_size", merge))
     if values["merge"] > MAX_MERGE:
-        raise fields.error(f"the merge factor must be at most {MAX_MERGE} (found {values['merge']})")
+        raise fields.make_error(f"the merge factor must be at most {MAX_MERGE} (found {values['merge']})")
     if values["width"] // values["heads"] % 4:
-        raise fields.error(f"the head dimension must be a multiple of 4 (found {values['width'] // values['heads']})")
+        raise fields.make_error(
+            f"the head dimension must be a multiple of 4 (found {values['width'] // values['heads']})"
+        )
     return values
 
 

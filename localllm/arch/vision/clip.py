@@ -37,7 +37,7 @@ class ClipVision(VisionHyperparameters):
         """The number of patches, including the class token for the whole picture."""
         return super().most_patches + 1
 
-    def rows(self, picture: Picture, w: Weights) -> np.ndarray:
+    def compute_rows(self, picture: Picture, w: Weights) -> np.ndarray:
         return prepend_class_token(self, picture)
 
 
@@ -79,20 +79,21 @@ def read_clip(file: GGUFFile) -> ClipEncoders:
     """Read the hyperparameters. Raises ModelError."""
     require_general(file, ("model", "mmproj"))
     fields = HyperparameterReader(file.metadata, file.path, 0)
-    if not (fields.flag("has_text_encoder", False) and fields.flag("has_vision_encoder", False)):
-        raise fields.error("the file must have a text encoder and an image encoder")
+    if not (fields.read_flag("has_text_encoder", False) and fields.read_flag("has_vision_encoder", False)):
+        raise fields.make_error("the file must have a text encoder and an image encoder")
     vision = ClipVision(**read_vision(fields, kind=CLIP))
-    heads, width = fields.count("text.attention.head_count"), fields.count("text.embedding_length")
+    heads, width = fields.read_count("text.attention.head_count"), fields.read_count("text.embedding_length")
     if width % heads:
-        raise fields.error(f"text.embedding_length {width} is not divisible by text.attention.head_count {heads}")
-    out = fields.count("text.projection_dim")
+        raise fields.make_error(f"text.embedding_length {width} is not divisible by text.attention.head_count {heads}")
+    out = fields.read_count("text.projection_dim")
     if out != vision.out:
-        raise fields.error(f"text.projection_dim {out} and vision.projection_dim {vision.out} must be equal")
+        raise fields.make_error(f"text.projection_dim {out} and vision.projection_dim {vision.out} must be equal")
     text = ClipText(
         kind=CLIP, path=fields.path, width=width, heads=heads, out=out, side=1, patch=1, merge=1, mean=(), deviation=(),
-        layers=fields.whole("text.block_count", None, 1, 1024), hidden=fields.count("text.feed_forward_length", 0),
-        epsilon=fields.epsilon("text.attention.layer_norm_epsilon"), activation=read_activation(fields),
-        context=fields.whole("text.context_length", None, 3, 4096),
+        layers=fields.read_integer("text.block_count", None, 1, 1024),
+        hidden=fields.read_count("text.feed_forward_length", 0),
+        epsilon=fields.read_epsilon("text.attention.layer_norm_epsilon"), activation=read_activation(fields),
+        context=fields.read_integer("text.context_length", None, 3, 4096),
     )  # fmt: skip
     return ClipEncoders(vision, text)
 
@@ -108,14 +109,14 @@ def prepare(h: ClipVision, picture: Picture) -> Picture:
 
 def encode_image(b: Builder, w: Weights, h: ClipVision, x: Activation) -> Activation:
     """Compute a row for the class token and one for each patch."""
-    v = w.part("v.")
+    v = w.get_submodel("v.")
     x = b.add(b.linear(x, to_matrix(v.patch_embd, h.pixels)), b.embed_positions(add_class_position(b, v), b.positions))
     return apply_transformer(b, v, h, b.layer_norm(x, require_bias(v.pre_ln), h.epsilon), h.layers)
 
 
 def project_image(b: Builder, w: Weights, h: ClipVision, x: Activation) -> Activation:
     """Project the class token's row."""
-    return b.linear(b.layer_norm(x, require_bias(w.part("v.").post_ln), h.epsilon), w.visual_projection)
+    return b.linear(b.layer_norm(x, require_bias(w.get_submodel("v.").post_ln), h.epsilon), w.visual_projection)
 
 
 def encode_text(b: Builder, w: Weights, h: ClipText, x: Activation) -> Activation:
@@ -123,7 +124,7 @@ def encode_text(b: Builder, w: Weights, h: ClipText, x: Activation) -> Activatio
 
     x: the sum of token and position embeddings.
     """
-    t = w.part("t.")
+    t = w.get_submodel("t.")
     b.ignore(t.token_embd, t.position_embd)
     for name, table in (("tokens", t.token_embd), ("positions", t.position_embd)):
         least = h.context if name == "positions" else 1
@@ -136,7 +137,7 @@ def encode_text(b: Builder, w: Weights, h: ClipText, x: Activation) -> Activatio
 
 def project_text(b: Builder, w: Weights, h: ClipText, x: Activation) -> Activation:
     """Project the last token's row."""
-    return b.linear(b.layer_norm(x, require_bias(w.part("t.").post_ln), h.epsilon), w.text_projection)
+    return b.linear(b.layer_norm(x, require_bias(w.get_submodel("t.").post_ln), h.epsilon), w.text_projection)
 
 
 def require_bias(norm: Weight) -> Weight:

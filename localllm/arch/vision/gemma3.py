@@ -17,7 +17,7 @@ MARKS = "<start_of_image>", "<end_of_image>"
 BEGIN, END = f"\n\n{MARKS[0]}", f"{MARKS[1]}\n\n"  # around a picture that has crops, and around each crop
 MIN_CROP, MAX_CROPS = 256, 4  # pixels on a crop's side; crops of a picture
 MIN_RATIO = 1.2  # of the longer side to the shorter one; pictures below it have no crops
-tower = apply_siglip
+encode = apply_siglip
 
 
 @frozen
@@ -75,5 +75,5 @@ def gather(h: VisionHyperparameters, x: np.ndarray, grid: tuple[int, int]) -> np
 
 
 def project(b: Builder, w: Weights, h: VisionHyperparameters, x: Activation) -> Activation:
-    mm = w.part("mm.")
+    mm = w.get_submodel("mm.")
     return b.linear(b.rms_norm(x, mm.soft_emb_norm, h.epsilon), transpose(mm.input_projection))

@@ -97,7 +97,7 @@ class VisionHyperparameters:
         """Rows and columns of patches of the largest picture."""
         return self.side // self.patch, self.side // self.patch
 
-    def rows(self, picture: Picture, w: Weights) -> np.ndarray:
+    def compute_rows(self, picture: Picture, w: Weights) -> np.ndarray:
         """Compute the encoder's input for a picture, float32 [patches, input_width]."""
         return to_patches(self, picture)
 
@@ -109,33 +109,33 @@ class VisionHyperparameters:
         """Arrange the rows of an image's pictures; a family may merge those of several pictures."""
         return rows
 
-    def mrope_positions(self, picture: Picture) -> np.ndarray | None:
+    def compute_mrope_positions(self, picture: Picture) -> np.ndarray | None:
         """Return the M-RoPE positions of a picture's rows in the language model, int64 [rows, 3].
 
         The columns are time, height and width. None means consecutive positions, as for text.
         """
         return None
 
-    def rotary_positions(self, grid: tuple[int, int]) -> np.ndarray | None:
+    def compute_rotary_positions(self, grid: tuple[int, int]) -> np.ndarray | None:
         """Return the RoPE positions of the patches in the encoder, int64 [patches, 3].
 
         The columns are time, height and width. None means an encoder without RoPE.
         """
         return None
 
-    def windows(self, grid: tuple[int, int]) -> np.ndarray | None:
+    def find_window_ends(self, grid: tuple[int, int]) -> np.ndarray | None:
         """Return the row index at which each attention window ends, int64; None without windows."""
         return None
 
-    def windowed(self, layer: int) -> bool:
+    def is_windowed(self, layer: int) -> bool:
         """Return whether a layer's rows attend only to their own window."""
         return False
 
-    def states(self) -> Sequence[PagedState]:
+    def list_states(self) -> Sequence[PagedState]:
         """Return the state of every layer: keys and values."""
         return [PagedState(layer, self.heads, self.head_dim, self.head_dim) for layer in range(self.layers)]
 
-    def grid(self, picture: Picture) -> tuple[int, int]:
+    def compute_grid(self, picture: Picture) -> tuple[int, int]:
         """Return the number of rows and columns of patches."""
         columns, rows = picture.size
         return rows // self.patch, columns // self.patch
@@ -147,29 +147,31 @@ def read_vision(fields: HyperparameterReader, merge: int = 1, kind: str = "") ->
     merge: the default of a file without vision.projector.scale_factor.  kind: if set, instead of the file's projector
     type.
     """
-    heads, width = fields.count("vision.attention.head_count"), fields.count("vision.embedding_length")
+    heads, width = fields.read_count("vision.attention.head_count"), fields.read_count("vision.embedding_length")
     if width % heads:
-        raise fields.error(f"vision.embedding_length {width} is not divisible by vision.attention.head_count {heads}")
-    side, patch = fields.count("vision.image_size"), fields.count("vision.patch_size")
+        raise fields.make_error(
+            f"vision.embedding_length {width} is not divisible by vision.attention.head_count {heads}"
+        )
+    side, patch = fields.read_count("vision.image_size"), fields.read_count("vision.patch_size")
     if side > MAX_SIDE or patch > side:
-        raise fields.error(
+        raise fields.make_error(
             f"vision.image_size must be at most {MAX_SIDE}, and vision.patch_size at most that (found {side}, {patch})"
         )
-    merge = fields.count("vision.projector.scale_factor", merge)
+    merge = fields.read_count("vision.projector.scale_factor", merge)
     if merge > side // patch:
-        raise fields.error(f"the merge factor {merge} must be at most the {side // patch} patches per side")
+        raise fields.make_error(f"the merge factor {merge} must be at most the {side // patch} patches per side")
     return {
         "kind": kind or read_projector_type(fields),
         "path": fields.path,
-        "layers": fields.whole("vision.block_count", None, 1, 1024),
+        "layers": fields.read_integer("vision.block_count", None, 1, 1024),
         "width": width,
-        "hidden": fields.count("vision.feed_forward_length", 0),
+        "hidden": fields.read_count("vision.feed_forward_length", 0),
         "heads": heads,
-        "epsilon": fields.epsilon("vision.attention.layer_norm_epsilon"),
+        "epsilon": fields.read_epsilon("vision.attention.layer_norm_epsilon"),
         "side": side,
         "patch": patch,
         "merge": merge,
-        "out": fields.count("vision.projection_dim"),
+        "out": fields.read_count("vision.projection_dim"),
         "activation": read_activation(fields),
         "mean": read_rgb(fields, "vision.image_mean", 0.0),
         "deviation": read_rgb(fields, "vision.image_std", 1e-3),
@@ -178,7 +180,7 @@ def read_vision(fields: HyperparameterReader, merge: int = 1, kind: str = "") ->
 
 def read_projector_type(fields: HyperparameterReader) -> str:
     """Return the projector's type. Raises ModelError."""
-    return fields.text("projector_type" if fields.has("projector_type") else "vision.projector_type")
+    return fields.read_text("projector_type" if fields.has("projector_type") else "vision.projector_type")
 
 
 def read_activation(fields: HyperparameterReader) -> str:
@@ -186,17 +188,17 @@ def read_activation(fields: HyperparameterReader) -> str:
 
     Without a flag it is x * sigmoid(1.702 x).
     """
-    activations = [name for name in ("gelu", "silu") if fields.flag(f"use_{name}", False)]
+    activations = [name for name in ("gelu", "silu") if fields.read_flag(f"use_{name}", False)]
     if len(activations) > 1:
-        raise fields.error("clip.use_gelu and clip.use_silu must not both be true")
+        raise fields.make_error("clip.use_gelu and clip.use_silu must not both be true")
     return activations[0] if activations else "gelu_quick"
 
 
 def read_rgb(fields: HyperparameterReader, name: str, least: float) -> tuple[float, ...]:
     """Read three values, for red, green and blue. Raises ModelError."""
-    numbers = fields.array(name, "f", "three numbers")
+    numbers = fields.read_array(name, "f", "three numbers")
     if len(numbers) != 3 or not (np.isfinite(numbers) & (numbers >= least) & (numbers <= 1000)).all():
-        raise fields.wrong(name, f"three numbers from {least:g} up")
+        raise fields.make_value_error(name, f"three numbers from {least:g} up")
     return tuple(float(number) for number in numbers.astype(np.float32))
 
 
@@ -209,7 +211,7 @@ def to_patches(h: VisionHyperparameters, picture: Picture) -> np.ndarray:
     numbers /= np.float32(255)
     numbers -= np.array(h.mean, np.float32)
     numbers /= np.array(h.deviation, np.float32)
-    rows, columns = h.grid(picture)
+    rows, columns = h.compute_grid(picture)
     patches = numbers[: rows * h.patch, : columns * h.patch].reshape(rows, h.patch, columns, h.patch, 3)
     return np.ascontiguousarray(patches.transpose(0, 2, 4, 1, 3)).reshape(rows * columns, h.pixels)
 

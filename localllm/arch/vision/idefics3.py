@@ -13,7 +13,7 @@ from localllm.arch.vision.resizing import LANCZOS, Picture, resize
 from localllm.arch.vision.vit import apply_siglip
 
 MARKS = "<fake_token_around_image>", "<global-img>"
-tower = apply_siglip
+encode = apply_siglip
 
 
 @frozen
@@ -28,9 +28,9 @@ class Idefics3(VisionHyperparameters):
 
 
 def read(fields: HyperparameterReader) -> Idefics3:
-    shared, longest = read_vision(fields, merge=1), fields.count("vision.preproc_image_size", 0)
+    shared, longest = read_vision(fields, merge=1), fields.read_count("vision.preproc_image_size", 0)
     if longest > 32 * shared["side"]:
-        raise fields.wrong("vision.preproc_image_size", f"up to {32 * shared['side']}")
+        raise fields.make_value_error("vision.preproc_image_size", f"up to {32 * shared['side']}")
     return Idefics3(**shared, longest=longest)
 
 
@@ -72,4 +72,4 @@ def gather(h: VisionHyperparameters, x: np.ndarray, grid: tuple[int, int]) -> np
 
 
 def project(b: Builder, w: Weights, h: VisionHyperparameters, x: Activation) -> Activation:
-    return b.linear(x, w.part("mm.").require("model.fc"))
+    return b.linear(x, w.get_submodel("mm.").require("model.fc"))

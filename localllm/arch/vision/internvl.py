@@ -44,17 +44,17 @@ class InternVision(VisionHyperparameters):
         """The number of patches, including the class token for the whole picture."""
         return super().most_patches + 1
 
-    def rows(self, picture: Picture, w: Weights) -> np.ndarray:
+    def compute_rows(self, picture: Picture, w: Weights) -> np.ndarray:
         """Return the patches after zeros for the class token."""
         return prepend_class_token(self, picture)
 
 
 def read(fields: HyperparameterReader) -> InternVision:
-    least_tiles = fields.whole("vision.preproc_min_tiles", 1, 1, MAX_TILES)
-    most_tiles = fields.whole("vision.preproc_max_tiles", 12, least_tiles, MAX_TILES)
+    least_tiles = fields.read_integer("vision.preproc_min_tiles", 1, 1, MAX_TILES)
+    most_tiles = fields.read_integer("vision.preproc_max_tiles", 12, least_tiles, MAX_TILES)
     h = InternVision(**read_vision(fields), tiles=(least_tiles, most_tiles))
     if h.most_grid[0] % h.merge:
-        raise fields.error(f"{h.most_grid[0]} patches per side are not divisible by the merge factor {h.merge}")
+        raise fields.make_error(f"{h.most_grid[0]} patches per side are not divisible by the merge factor {h.merge}")
     return h
 
 
@@ -65,9 +65,9 @@ def prepare(h: InternVision, picture: Picture) -> PreparedImage:
     return PreparedImage([*tiles, overview], [MARKS[0], *range(len(tiles) + 1), MARKS[1]])
 
 
-def tower(b: Builder, w: Weights, h: InternVision, x: Activation) -> Activation:
+def encode(b: Builder, w: Weights, h: InternVision, x: Activation) -> Activation:
     """Compute a row for the class token and one for each patch."""
-    v = w.part("v.")
+    v = w.get_submodel("v.")
     x = b.add(embed_patches(b, v, h, x), b.embed_positions(add_class_position(b, v), b.positions))
     return apply_transformer(b, v, h, x, h.layers)
 
@@ -79,6 +79,6 @@ def gather(h: InternVision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
 
 
 def project(b: Builder, w: Weights, h: InternVision, x: Activation) -> Activation:
-    mlp = w.part("mm.model.mlp.")
+    mlp = w.get_submodel("mm.model.mlp.")
     x = b.layer_norm(x, mlp.require("0"), EPSILON)
     return b.linear(b.gelu_erf(b.linear(x, mlp.require("1"))), mlp.require("3"))

@@ -47,8 +47,10 @@ class Lfm2Vision(AnySizeVision):
         """The width of a patch and its position embedding."""
         return self.pixels + self.width
 
-    def rows(self, picture: Picture, w: Weights) -> np.ndarray:
-        positions = interpolate_table(w.part("v.").position_embd, self.grid(picture), compute_area_weights)
+    def compute_rows(self, picture: Picture, w: Weights) -> np.ndarray:
+        positions = interpolate_table(
+            w.get_submodel("v.").position_embd, self.compute_grid(picture), compute_area_weights
+        )
         return np.concatenate((to_patches(self, picture), positions.reshape(-1, self.width)), axis=1)
 
     def fit(self, picture: Picture) -> Picture:
@@ -58,7 +60,7 @@ class Lfm2Vision(AnySizeVision):
 def read(fields: HyperparameterReader) -> Lfm2Vision:
     h = Lfm2Vision(**read_any_size(fields, merge=2))
     if TILE % (h.patch * h.merge):
-        raise fields.error(f"patch size times merge factor, {h.patch * h.merge}, must divide the tile size {TILE}")
+        raise fields.make_error(f"patch size times merge factor, {h.patch * h.merge}, must divide the tile size {TILE}")
     return h
 
 
@@ -97,8 +99,8 @@ def choose_grid(size: Size) -> Size:
     return best
 
 
-def tower(b: Builder, w: Weights, h: Lfm2Vision, x: Activation) -> Activation:
-    v = w.part("v.")
+def encode(b: Builder, w: Weights, h: Lfm2Vision, x: Activation) -> Activation:
+    v = w.get_submodel("v.")
     require_square_table(b, v.position_embd, h.width)
     x = b.add(embed_patches(b, v, h, b.slice_columns(x, 0, h.pixels)), b.slice_columns(x, h.pixels, h.input_width))
     return b.layer_norm(apply_transformer(b, v, h, x, h.layers), v.post_ln, h.epsilon)

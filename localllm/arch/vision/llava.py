@@ -56,7 +56,7 @@ class Llava(VisionHyperparameters):
         """The number of patches, including the class token for the whole image."""
         return super().most_patches + 1
 
-    def rows(self, picture: Picture, w: Weights) -> np.ndarray:
+    def compute_rows(self, picture: Picture, w: Weights) -> np.ndarray:
         """Return the patches after zeros for the class token."""
         return prepend_class_token(self, picture)
 
@@ -79,13 +79,13 @@ def read(fields: HyperparameterReader) -> Llava:
 
 def read_feature_layer(fields: HyperparameterReader, layers: int) -> int:
     """Return the layer whose output is used, counted from 1. Raises ModelError."""
-    if fields.raw("vision.feature_layer") is None:
+    if fields.read_raw("vision.feature_layer") is None:
         return layers
-    numbers = fields.array("vision.feature_layer", "iu", "an array of whole numbers").tolist()
+    numbers = fields.read_array("vision.feature_layer", "iu", "an array of whole numbers").tolist()
     if len(numbers) != 1:
         raise fields.make_unsupported_error(f"vision.feature_layer must name one layer (found {len(numbers)})")
     if not 1 <= numbers[0] <= layers:
-        raise fields.wrong("vision.feature_layer", f"from 1 to {layers}")
+        raise fields.make_value_error("vision.feature_layer", f"from 1 to {layers}")
     return numbers[0]
 
 
@@ -96,14 +96,14 @@ def prepare(h: Llava, picture: Picture) -> PreparedImage:
     return PreparedImage([resize_with_bars(picture, (h.side, h.side), BICUBIC, BARS)], [0])
 
 
-def tower(b: Builder, w: Weights, h: Llava, x: Activation) -> Activation:
+def encode(b: Builder, w: Weights, h: Llava, x: Activation) -> Activation:
     """Compute a row for the class token and one for each patch."""
-    v = w.part("v.")
+    v = w.get_submodel("v.")
     x = b.linear(x, to_matrix(v.patch_embd, h.pixels))
     x = b.add(x, b.embed_positions(add_class_position(b, v), b.positions))
     x = b.layer_norm(x, norm, h.epsilon) if (norm := v.get("pre_ln")) else x
     for layer in range(h.seen, h.layers):
-        b.ignore(*v.block(layer).all())
+        b.ignore(*v.get_layer(layer).list_all())
     x = apply_transformer(b, v, h, x, h.seen)
     return b.layer_norm(x, norm, h.epsilon) if (norm := v.get("post_ln")) else x
 
@@ -130,7 +130,7 @@ def gather(h: VisionHyperparameters, x: np.ndarray, grid: tuple[int, int]) -> np
 
 
 def project(b: Builder, w: Weights, h: Llava, x: Activation) -> Activation:
-    mm = w.part("mm.")
+    mm = w.get_submodel("mm.")
     if newline := find_newline(w, h.cuts, h.out):
         b.ignore(newline)
     return b.linear(b.gelu_erf(b.linear(x, mm.require("0"))), mm.require("2"))
@@ -147,17 +147,17 @@ def read_anyres(fields: HyperparameterReader, side: int) -> CuttingRules:
     side: side of a tile.
     """
     name = "vision.image_grid_pinpoints"
-    if fields.raw(name) is None:
+    if fields.read_raw(name) is None:
         return CuttingRules()
-    numbers = fields.array(name, "iu", "an array of whole numbers").astype(np.int64)
+    numbers = fields.read_array(name, "iu", "an array of whole numbers").astype(np.int64)
     sizes = numbers.reshape(-1, 2) if len(numbers) % 2 == 0 else numbers[:0].reshape(0, 2)
     tiles = sizes // side
     if not len(sizes) or (tiles * side != sizes).any() or (sizes < side).any() or (tiles > MAX_TILES).any():
-        raise fields.wrong(name, f"pairs of multiples of {side}")
+        raise fields.make_value_error(name, f"pairs of multiples of {side}")
     if (tiles.prod(axis=1) > MAX_TILES).any():
-        raise fields.wrong(name, f"sizes of up to {MAX_TILES} tiles")
+        raise fields.make_value_error(name, f"sizes of up to {MAX_TILES} tiles")
     merge = "vision.mm_patch_merge_type"
-    is_unpadded = fields.text(merge, "flat") == UNPADDED
+    is_unpadded = fields.read_text(merge, "flat") == UNPADDED
     return CuttingRules(tuple((int(columns), int(rows)) for columns, rows in sizes), is_unpadded)
 
 
@@ -200,7 +200,7 @@ def find_newline(w: Weights, anyres: CuttingRules, width: int) -> Weight | None:
 
     Raises ModelError if the model needs one, or if the embedding does not have `width` elements.
     """
-    weight = next(filter(None, map(w.bare, NEWLINES)), None)
+    weight = next(filter(None, map(w.get_exact, NEWLINES)), None)
     if weight is None and anyres.is_unpadded:
         raise ModelError(f"the model has no tensor {NEWLINES[0]}")
     return weight and weight.require_shape(width)

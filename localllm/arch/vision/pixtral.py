@@ -50,8 +50,8 @@ def prepare(h: Pixtral, picture: Picture) -> PreparedImage:
     return PreparedImage([h.fit(picture)], [0, *MARKS])
 
 
-def tower(b: Builder, w: Weights, h: Pixtral, x: Activation) -> Activation:
-    v = w.part("v.")
+def encode(b: Builder, w: Weights, h: Pixtral, x: Activation) -> Activation:
+    v = w.get_submodel("v.")
     x = apply_norm(b, h, embed_patches(b, v, h, x), v.pre_ln)
     x = apply_transformer(b, v, h, x, h.layers, lambda y: b.rope(y, h.rope, b.positions))
     return apply_norm(b, h, x, w.require("mm.input_norm")) if h.merge > 1 else x

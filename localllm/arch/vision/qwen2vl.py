@@ -40,10 +40,10 @@ class Qwen2Vision(AnySizeVision):
         pairs = tuple(range(0, self.head_dim // 2, 2)) * 2
         return Rope(self.head_dim, self.head_dim, interleaved=False, frequency_pairs=pairs, pair_axes=self.pair_axes)
 
-    def windowed(self, layer: int) -> bool:
+    def is_windowed(self, layer: int) -> bool:
         return bool(self.pattern) and (layer + 1) % self.pattern != 0
 
-    def places(self, grid: tuple[int, int]) -> np.ndarray:
+    def list_patches(self, grid: tuple[int, int]) -> np.ndarray:
         """Return row and column of each patch, int64 [patches, 2], window by window.
 
         Inside a window, patches that become one row of the language model are adjacent.
@@ -53,23 +53,23 @@ class Qwen2Vision(AnySizeVision):
         order = np.lexsort((x, y, x // self.merge, y // self.merge, x // side, y // side))
         return np.stack([y[order], x[order]], axis=1)
 
-    def rows(self, picture: Picture, w: Weights) -> np.ndarray:
-        grid = self.grid(picture)
-        y, x = self.places(grid).T
+    def compute_rows(self, picture: Picture, w: Weights) -> np.ndarray:
+        grid = self.compute_grid(picture)
+        y, x = self.list_patches(grid).T
         return to_patches(self, picture)[y * grid[1] + x]
 
-    def rotary_positions(self, grid: tuple[int, int]) -> np.ndarray:
-        return np.pad(self.places(grid), ((0, 0), (1, 0)))
+    def compute_rotary_positions(self, grid: tuple[int, int]) -> np.ndarray:
+        return np.pad(self.list_patches(grid), ((0, 0), (1, 0)))
 
-    def windows(self, grid: tuple[int, int]) -> np.ndarray | None:
+    def find_window_ends(self, grid: tuple[int, int]) -> np.ndarray | None:
         if not self.pattern:
             return None
-        numbers = self.places(grid) // (WINDOW // self.patch // self.merge * self.merge)
+        numbers = self.list_patches(grid) // (WINDOW // self.patch // self.merge * self.merge)
         changes = np.flatnonzero((np.diff(numbers, axis=0) != 0).any(axis=1)) + 1
         return np.append(changes, len(numbers))
 
-    def mrope_positions(self, picture: Picture) -> np.ndarray:
-        rows, columns = (length // self.merge for length in self.grid(picture))
+    def compute_mrope_positions(self, picture: Picture) -> np.ndarray:
+        rows, columns = (length // self.merge for length in self.compute_grid(picture))
         y, x = np.indices((rows, columns)).reshape(2, -1)
         return np.stack([np.zeros_like(y), y, x], axis=1)
 
@@ -77,9 +77,9 @@ class Qwen2Vision(AnySizeVision):
 def read(fields: HyperparameterReader) -> Qwen2Vision:
     shared = read_any_size(fields, merge=2)
     is_windowed = shared["kind"] == "qwen2.5vl_merger"
-    h = Qwen2Vision(**shared, pattern=fields.count("vision.n_wa_pattern", None if is_windowed else 0))
+    h = Qwen2Vision(**shared, pattern=fields.read_count("vision.n_wa_pattern", None if is_windowed else 0))
     if is_windowed and h.patch * h.merge > WINDOW:
-        raise fields.error(f"patch size times merge factor must be at most {WINDOW} (found {h.patch * h.merge})")
+        raise fields.make_error(f"patch size times merge factor must be at most {WINDOW} (found {h.patch * h.merge})")
     return h
 
 
@@ -88,8 +88,8 @@ def prepare(h: Qwen2Vision, picture: Picture) -> PreparedImage:
     return PreparedImage([h.fit(picture)], [MARKS[0], 0, MARKS[1]])
 
 
-def tower(b: Builder, w: Weights, h: Qwen2Vision, x: Activation) -> Activation:
-    v = w.part("v.")
+def encode(b: Builder, w: Weights, h: Qwen2Vision, x: Activation) -> Activation:
+    v = w.get_submodel("v.")
     x = apply_transformer(b, v, h, embed_video_patches(b, v, h, x), h.layers, lambda y: b.rope(y, h.rope, b.positions))
     return apply_norm(b, h, x, v.post_ln)
 
@@ -103,7 +103,7 @@ def embed_video_patches(b: Builder, v: Weights, h: Qwen2Vision, x: Activation) -
 def gather(h: Qwen2Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     """Concatenate each square of patches to one row, in the order of the picture, not of its windows."""
     together = h.merge**2
-    places = h.places(grid)[::together] // h.merge
+    places = h.list_patches(grid)[::together] // h.merge
     rows = np.empty((len(x) // together, together * x.shape[1]), np.float32)
     rows[places[:, 0] * (grid[1] // h.merge) + places[:, 1]] = x.reshape(rows.shape)
     return rows

@@ -12,7 +12,7 @@ from localllm.arch.vision.qwen2vl import MARKS, Qwen2Vision, apply_two_matrices,
 from localllm.arch.vision.resizing import Picture
 from localllm.arch.vision.vit import apply_norm, block
 
-__all__ = ["MARKS", "gather", "prepare", "project", "read", "tower"]
+__all__ = ["MARKS", "encode", "gather", "prepare", "project", "read"]
 
 
 @frozen
@@ -34,30 +34,32 @@ class Qwen3Vision(Qwen2Vision):
     def row_width(self) -> int:
         return (1 + len(self.deep)) * self.out
 
-    def rows(self, picture: Picture, w: Weights) -> np.ndarray:
-        grid = self.grid(picture)
-        y, x = self.places(grid).T
-        positions = interpolate_table(w.part("v.").position_embd, grid, compute_corner_weights)
-        return np.concatenate((super().rows(picture, w), positions[y, x]), axis=1)
+    def compute_rows(self, picture: Picture, w: Weights) -> np.ndarray:
+        grid = self.compute_grid(picture)
+        y, x = self.list_patches(grid).T
+        positions = interpolate_table(w.get_submodel("v.").position_embd, grid, compute_corner_weights)
+        return np.concatenate((super().compute_rows(picture, w), positions[y, x]), axis=1)
 
 
 def read(fields: HyperparameterReader) -> Qwen3Vision:
     shared, name = read_any_size(fields, merge=2), "vision.is_deepstack_layers"
-    flags = fields.array(name, "b", "an array of flags") if fields.has(name) else np.zeros(0)
+    flags = fields.read_array(name, "b", "an array of flags") if fields.has(name) else np.zeros(0)
     deep = tuple(np.flatnonzero(flags).tolist())
     if deep and deep[-1] >= shared["layers"]:
-        raise fields.error(f"{fields.key(name)} names layer {deep[-1]}, but there are only {shared['layers']} layers")
+        raise fields.make_error(
+            f"{fields.format_key(name)} names layer {deep[-1]}, but there are only {shared['layers']} layers"
+        )
     return Qwen3Vision(**shared, pattern=0, deep=deep)
 
 
-def tower(b: Builder, w: Weights, h: Qwen3Vision, x: Activation) -> Activation:
+def encode(b: Builder, w: Weights, h: Qwen3Vision, x: Activation) -> Activation:
     """Compute a row for each patch: the output of the last layer, then those of the DeepStack layers."""
-    v = w.part("v.")
+    v = w.get_submodel("v.")
     require_square_table(b, v.position_embd, h.width)
     positions = b.slice_columns(x, h.pixels, h.input_width)
     x, deep = b.add(embed_video_patches(b, v, h, b.slice_columns(x, 0, h.pixels)), positions), list[Activation]()
-    for state in h.states():
-        x = block(b, v.block(state.layer), h, state, x, lambda y: b.rope(y, h.rope, b.positions))
+    for state in h.list_states():
+        x = block(b, v.get_layer(state.layer), h, state, x, lambda y: b.rope(y, h.rope, b.positions))
         deep += [x] if state.layer in h.deep else []
     x = apply_norm(b, h, x, v.post_ln)
     for features in deep:
@@ -69,7 +71,7 @@ def project(b: Builder, w: Weights, h: Qwen3Vision, x: Activation) -> Activation
     """Return rows as wide as the language model's embeddings, side by side."""
     y = apply_two_matrices(b, slice_output(b, h, x, 0), w.require("mm.0"), w.require("mm.2"))
     for number, layer in enumerate(h.deep, 1):
-        weights = w.part(f"v.deepstack.{layer}.")
+        weights = w.get_submodel(f"v.deepstack.{layer}.")
         deep = b.layer_norm(slice_output(b, h, x, number), weights.norm, h.epsilon)
         y = b.concat_heads(y, apply_two_matrices(b, deep, weights.fc1, weights.fc2), 1)
     return y

@@ -52,12 +52,12 @@ def make_table(name: str, numbers: np.ndarray) -> Weight:
 
 def to_array(weight: Weight) -> np.ndarray:
     """Return the values of an unquantized vector or matrix, float32 of its shape. Raises ModelError."""
-    return weight.flat().vector().reshape(weight.shape)
+    return weight.flatten().read_vector().reshape(weight.shape)
 
 
 def apply_siglip(b: Builder, w: Weights, h: VisionHyperparameters, x: Activation) -> Activation:
     """Apply SigLIP (Zhai et al. 2023, arXiv 2303.15343): learned positions, all layers, and a final norm."""
-    v = w.part("v.")
+    v = w.get_submodel("v.")
     x = b.add(embed_patches(b, v, h, x), b.embed_positions(v.position_embd, b.positions))
     return b.layer_norm(apply_transformer(b, v, h, x, h.layers), v.post_ln, h.epsilon)
 
@@ -69,8 +69,8 @@ def apply_transformer(
 
     rotate: applies RoPE to queries and keys.
     """
-    for state in h.states()[:layers]:
-        x = block(b, w.block(state.layer), h, state, x, rotate)
+    for state in h.list_states()[:layers]:
+        x = block(b, w.get_layer(state.layer), h, state, x, rotate)
     return x
 
 
@@ -84,7 +84,7 @@ def block(
         for name, x in (("attn_q_norm", q), ("attn_k_norm", k))
     )
     q, k = (rotate(q), rotate(k)) if rotate else (q, k)
-    scores = AttentionScores(h.heads, h.head_dim**-0.5, lookahead=h.lookahead, windowed=h.windowed(state.layer))
+    scores = AttentionScores(h.heads, h.head_dim**-0.5, lookahead=h.lookahead, windowed=h.is_windowed(state.layer))
     attended = b.attend(q, k, v, state, scores)
     x = b.add(x, apply_layer_scale(b, b.linear(attended, w.attn_out), w.get("ls1")))
     return b.add(x, apply_layer_scale(b, apply_feed_forward(b, w, h, apply_norm(b, h, x, w.ln2)), w.get("ls2")))

@@ -43,7 +43,7 @@ def ask(
         raise UsageError("MODEL is missing: name a model with -m MODEL, or in config.toml")
     line = ProgressLine()
     generation = options.build_generation_options(opening.make_prefill_progress(line), choices)
-    with opening.opened_search(places, files, models, engine.threads, engine.device) as found_search:
+    with opening.open_search(places, files, models, engine.threads, engine.device) as found_search:
         hits = found_search.find(question, top, threshold)
     if not hits:
         raise UsageError(f"no passage in {', '.join(places)} matches the question")

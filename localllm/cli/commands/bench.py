@@ -49,7 +49,7 @@ class IntegerList:
 PAIR = IntegerList(1, 2)
 
 
-def integers_option(names: str, help: str, default: Sequence[int] | None = None, least: int = 0) -> Any:
+def declare_integers_option(names: str, help: str, default: Sequence[int] | None = None, least: int = 0) -> Any:
     """Declare an option with a list of integers."""
     return option(names, help, "N[,N...]", default=default, parser=IntegerList(least))
 
@@ -57,20 +57,20 @@ def integers_option(names: str, help: str, default: Sequence[int] | None = None,
 def bench(
     model: options.ModelName,
     *,
-    prompt: Sequence[int] = integers_option(
+    prompt: Sequence[int] = declare_integers_option(
         "-p --n-prompt --prompt", "Prompt length of the prefill test (pp); 0: no test.  [default: 512]", (512,)
     ),
-    generate: Sequence[int] = integers_option(
+    generate: Sequence[int] = declare_integers_option(
         "-n --n-gen --generate", "Tokens of the generation test (tg); 0: no test.  [default: 128]", (128,)
     ),
     combined: list[Any] | None = option(
         "-pg", "Combined test: prefill P tokens, then generate N.  [repeatable]", "P,N", parser=PAIR
     ),
-    depth: Sequence[int] = integers_option(
+    depth: Sequence[int] = declare_integers_option(
         "-d --depth --n-depth", "Tokens in the KV cache before each test.  [default: 0]", (0,)
     ),
     repetitions: int = option("-r --repetitions", "Repetitions of each test.  [default: 5]", "N", default=5),
-    threads: Sequence[int] | None = integers_option(
+    threads: Sequence[int] | None = declare_integers_option(
         "-t --threads", "Number of CPU threads.  [default: the physical cores that this process may use]", least=1
     ),
     device: options.Device = "auto",
@@ -112,7 +112,9 @@ def bench(
     try:
         layers = options.convert_layer_count(gpu_layers)
         # Keep the results obtained before Ctrl-C.
-        results.extend(bench_run.run(tests, threads, repetitions, cache.types(), device, layers, rope.make_scaling()))
+        results.extend(
+            bench_run.run(tests, threads, repetitions, cache.format_types(), device, layers, rope.make_scaling())
+        )
     finally:
         line.clear()
         if as_json and results:

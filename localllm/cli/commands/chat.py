@@ -90,11 +90,11 @@ def chat(
     images.require_files()
     session = select_session(look.session, look.latest)
     interactive = is_terminal(sys.stdin)
-    place = endpoint.place()
+    place = endpoint.parse_endpoint()
     model_name = get_session_model(session) if session and model is None and place is None else model
-    path = opening.model_or_builtin(model_name) if place is None else model_name
+    path = opening.default_to_builtin(model_name) if place is None else model_name
     most_bytes = (
-        opening.get_unlimited if path is None else partial(opening.most_bytes, path, engine, choices.on_overflow)
+        opening.get_unlimited if path is None else partial(opening.compute_max_bytes, path, engine, choices.on_overflow)
     )
     ways = "-p TEXT or through a pipe"
     text = "" if interactive else read_prompt(prompt or (), encoding=encoding, most_bytes=most_bytes, ways=ways).text

@@ -75,7 +75,7 @@ def list_general(settings: Settings) -> Iterator[Row]:
 
 
 def format_location(settings: Settings, *keys: str) -> str:
-    return f"{settings.path.name}, line {settings.line(*keys)}"
+    return f"{settings.path.name}, line {settings.find_line(*keys)}"
 
 
 def list_command_options(command: str, model: str | None) -> Iterator[Row]:
@@ -99,7 +99,7 @@ def list_all_options(settings: Settings) -> Iterator[Row]:
 
     for command in settings.command:
         if command not in COMMANDS:
-            raise settings.error(f"unknown command {command}", "command", command)
+            raise settings.make_error(f"unknown command {command}", "command", command)
     users: dict[Row, list[str]] = {}
     for command in COMMANDS:
         params = list_params(command)

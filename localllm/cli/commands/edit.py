@@ -57,7 +57,7 @@ def edit(
         raise UsageError("nothing to change: add --set-metadata, --remove-metadata or --chat-template-file")
     require_valid_edits(source, (), edits)
     if dry_run:
-        write("".join(f"{to_one_line(line)}\n" for line in edits.lines(source.packed)))
+        write("".join(f"{to_one_line(line)}\n" for line in edits.format_lines(source.packed)))
     elif out is not None:
         copy_files(source, plan_edit(source, out, edits), force)
     else:

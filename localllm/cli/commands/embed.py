@@ -223,14 +223,14 @@ def write_vectors(
 
     failed = 0
     with open_with_warnings(open_embedder(job), line) as model, open_output(kind, output, job.path, records) as out:
-        remaining = out.left(records)
+        remaining = out.find_remaining(records)
         for first in range(0, len(remaining), model.chunk):
             some = remaining[first : first + model.chunk]
             good, inputs = list[Record](), list[str | ShownImage]()
             for number, record in enumerate(some, first + 1):
                 try:
                     inputs.append(get_document(record, field))
-                    model.pieces(inputs[-1], job.options, str(record.id) if by_name else f"text {number}")
+                    model.tokenize(inputs[-1], job.options, str(record.id) if by_name else f"text {number}")
                     good.append(record)
                 except (UsageError, ContextError) as error:
                     if isinstance(error, ContextError) and not by_name:
@@ -280,12 +280,14 @@ def show_nearest(
         raise UsageError("--near needs vectors of length 1: leave out --no-normalize")
     start = perf_counter()
     with open_with_warnings(open_embedder(job), line) as model:
-        query_role, text_role = (each if job.options.role else model.usual_role(each) for each in ("query", "document"))
+        query_role, text_role = (
+            each if job.options.role else model.get_usual_role(each) for each in ("query", "document")
+        )
         of_texts = replace(job, options=replace(job.options, role=text_role))
         cache, texts = VectorCache(of_texts, job.options.dims or model.width), inputs_for(model)
         query_row = model.embed([query], replace(job.options, role=query_role))[0]
         by_key = {get_cache_key(item): item for _, item in texts}
-        rows = cache.vectors(
+        rows = cache.embed(
             [get_cache_key(item) for _, item in texts],
             lambda new: model.embed(
                 [by_key[key] for key in new], of_texts.options, lambda done: line.show(f"{done} texts read")
@@ -348,7 +350,7 @@ def find_too_long(
     names = set[str]()
     for name, item in items:
         try:
-            model.pieces(item, options, name)
+            model.tokenize(item, options, name)
         except ContextError as error:
             note_skipped(str(error))
             names.add(name)
@@ -362,14 +364,14 @@ def print_stats(model: TokenCounter, seconds: float) -> None:
 # ---- outputs of vectors
 
 
-class Writer(Protocol):
+class VectorWriter(Protocol):
     def write(self, data: bytes, /) -> object: ...
 
 
 class VectorOutput(Protocol):
     """An output of vectors, in the order of their records."""
 
-    def left(self, records: "list[Record]") -> "list[Record]":
+    def find_remaining(self, records: "list[Record]") -> "list[Record]":
         """Return the records without a vector yet."""
         ...
 
@@ -392,14 +394,14 @@ def open_output(kind: str, path: str | None, model: str, records: "list[Record]"
 
         ids = {record.id for record in records}
 
-        def is_kept(result: dict[str, object]) -> bool:
+        def is_reusable(result: dict[str, object]) -> bool:
             if result["id"] not in ids:
                 raise UsageError(
                     f"{path}: record {result['id']!r} of this file is not in the input; give another output file"
                 )
             return "error" not in result
 
-        with JsonlFile(path, (model,), keep=is_kept) as file:
+        with JsonlFile(path, (model,), keep=is_reusable) as file:
             yield VectorLines(file, plain=False)
     elif path is not None:
         from localllm.files.safe_file import SafeFile, resolve_target
@@ -413,11 +415,11 @@ def open_output(kind: str, path: str | None, model: str, records: "list[Record]"
 class VectorLines:
     """Writes a line for each vector."""
 
-    def __init__(self, file: Writer | None, plain: bool):
+    def __init__(self, file: VectorWriter | None, plain: bool):
         """Store the output: a JsonlFile, another file, or None for stdout."""
         self._file, self._plain = file, plain
 
-    def left(self, records: "list[Record]") -> "list[Record]":
+    def find_remaining(self, records: "list[Record]") -> "list[Record]":
         finished = {result["id"] for result in getattr(self._file, "records", ())}
         return [record for record in records if record.error or record.id not in finished]
 
@@ -454,7 +456,7 @@ class VectorArray:
     def __init__(self) -> None:
         self.all: list[np.ndarray] = []
 
-    def left(self, records: "list[Record]") -> "list[Record]":
+    def find_remaining(self, records: "list[Record]") -> "list[Record]":
         return records
 
     def put(self, records: "list[Record]", rows: "np.ndarray") -> None:

@@ -67,7 +67,7 @@ def eval(
     """
     from localllm.cli.map_run import answer_questions, read_file
     from localllm.files.text_file import decode_text
-    from localllm.services.evaluation.questions import Evaluation, Questions, compare_models, warn_missing_template
+    from localllm.services.evaluation.questions import Evaluation, QuestionSet, compare_models, warn_missing_template
     from localllm.services.records.lines import PromptBuilder, read_records
     from localllm.services.records.map import MapJob
 
@@ -78,7 +78,7 @@ def eval(
     *models, file = paths
     outputs = get_output_names(output, models)
     data = decode_text(read_file(file), file).encode()
-    questions = Questions(read_records(data, ".jsonl"), grader, file)
+    questions = QuestionSet(read_records(data, ".jsonl"), grader, file)
     evaluations, failed = list[Evaluation](), 0
     for model, output_file in zip(models, outputs, strict=True):
         path = os.path.abspath(resolve_model_path(model))
@@ -89,7 +89,7 @@ def eval(
         system = options.read_system_message(ask.system, ask.system_file)
         job = MapJob(
             path, PromptBuilder(ask.prompt, None, system, first=opening.get_first_messages(model, is_remote=False)),
-            options.build_generation_options(None, own), 1, True, engine.context, engine.threads, engine.cache.types(),
+            options.build_generation_options(None, own), 1, True, engine.context, engine.threads, engine.cache.format_types(),
             ask.chat_template, json_as_text=True, **engine.adapters.absolute_fields(),
         )  # fmt: skip
         if warning := warn_missing_template(path, ask.chat_template):

@@ -105,7 +105,7 @@ def print_ranking(
         raise UsageError(f"--sort must be {', '.join(ORDERS)}, not {order}")
     if context is not None and context < 1:
         raise UsageError(f"context must be at least 1 token, not {context}")
-    KVType.of(kv_type or "f16")
+    KVType.parse(kv_type or "f16")
     with ProgressLine() as line:
         facts = rank_models(order, context or CONTEXT, kv_type or "f16", line.show)
     write(to_json_line(facts) if as_json else "\n".join(format_ranking(facts)) + "\n")

@@ -71,7 +71,7 @@ def imatrix(
         end_on_bus_error(path)
         opening.warn(collector.warnings)
         collect(collector, line)
-        matrix = collector.result()
+        matrix = collector.compute_matrix()
         write_imatrix(output, merged.merge(matrix) if merged else matrix)
         collector.remove_part()
     say_dim(f"{len(matrix.squares)} matrices, {matrix.chunks} chunks of {matrix.chunk_size} tokens")
@@ -82,7 +82,7 @@ def collect(collector: "ImportanceCollector", line: ProgressLine) -> None:
     line.show(f"reading: {remaining.format_first()}")
     try:
         for done in collector.read():
-            line.show(f"reading: {remaining.after(done)}")
+            line.show(f"reading: {remaining.describe(done)}")
     except KeyboardInterrupt:
         line.clear()
         say_dim(f"{collector.done} of {collector.total} chunks are done; run the same command again to resume")

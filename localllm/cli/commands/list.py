@@ -79,10 +79,10 @@ def format_models_on_disk(models: "Sequence[ModelOnDisk]") -> str:
 
 
 def find_other_models() -> "Sequence[FoundModel]":
-    from localllm.services.hub.catalogue import shortest_name
+    from localllm.services.hub.catalogue import find_shortest_name
     from localllm.services.hub.found_models import find_models
 
-    return find_models(shortest_name)
+    return find_models(find_shortest_name)
 
 
 def format_found_models(models: "Sequence[FoundModel]") -> str:

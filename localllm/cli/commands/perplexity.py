@@ -102,7 +102,8 @@ def perplexity(
                 f"--{selected[0]} scores tasks, so it cannot be combined with options for chunks or logits"
             )
         score_file(
-            model, text, selected, context=context, threads=threads, kv_type=cache.types(), rope=rope.make_scaling(),
+            model, text, selected, context=context, threads=threads, kv_type=cache.format_types(),
+            rope=rope.make_scaling(),
             as_json=as_json,
         )  # fmt: skip
         return
@@ -125,7 +126,7 @@ def perplexity(
     prediction = None
     path = resolve_model_path(model)
     with PerplexityRunner(
-        path, size, threads, opening.make_compile_progress(line), cache.types(), rope.make_scaling()
+        path, size, threads, opening.make_compile_progress(line), cache.format_types(), rope.make_scaling()
     ) as reader:
         line.clear()
         end_on_bus_error(path)
@@ -141,7 +142,7 @@ def perplexity(
             line.show(remaining.format_first())
             for prediction in results:
                 value, error = prediction.perplexity
-                line.show(f"{remaining.after(prediction.chunks)}: PPL = {value:.4f} ± {error:.4f}")
+                line.show(f"{remaining.describe(prediction.chunks)}: PPL = {value:.4f} ± {error:.4f}")
         finally:
             line.clear()
             if prediction and as_json:
@@ -224,7 +225,7 @@ def score_file(
             line.show(remaining.format_first())
             for result in score_tasks(model_opened, tasks):
                 score = ChoiceScore(kind, (*score.results, result))
-                line.show(f"{remaining.after(score.tasks)}: {100 * score.accuracy:.2f}%")
+                line.show(f"{remaining.describe(score.tasks)}: {100 * score.accuracy:.2f}%")
         finally:
             line.clear()
             if score.tasks and as_json:
@@ -247,7 +248,7 @@ def format_score(score: "ChoiceScore") -> list[str]:
     if score.kind == "hellaswag":
         low, high = score.interval
         return [f"HellaSwag = {percent:.8f}% [{100 * low:.4f}%, {100 * high:.4f}%] ({tasks})"]
-    lines = [f"{NAMES[score.kind]} = {percent:.4f} ± {100 * score.error(score.accuracy):.4f} ({tasks})"]
+    lines = [f"{NAMES[score.kind]} = {percent:.4f} ± {100 * score.estimate_error(score.accuracy):.4f} ({tasks})"]
     if score.kind == "multiple-choice":
-        lines.append(f"random chance = {100 * score.chance:.4f} ± {100 * score.error(score.chance):.4f}")
+        lines.append(f"random chance = {100 * score.chance:.4f} ± {100 * score.estimate_error(score.chance):.4f}")
     return lines

@@ -56,7 +56,7 @@ def replay(
         threads=opening_options["threads"],
         cache=cache,
         rope=parse_rope(opening_options),
-        adapters=adapters_of(opening_options),
+        adapters=read_adapters(opening_options),
     )
     with opening.open_model(path, engine, opening_options["chat_template"], no_cache=True) as model_opened:
         generation = opening.open_draft_model(model_opened, generation, record["options"]["speculate"])
@@ -70,7 +70,7 @@ def replay(
     print_verdict(receipts.find_difference(record["result"], result))
 
 
-def adapters_of(opening_options: dict[str, object]) -> options.Adapters:
+def read_adapters(opening_options: dict[str, object]) -> options.AdapterGroup:
     """Return the options of a receipt's adapters. Raises UsageError."""
     recorded: list[Any] = [opening_options.get(name, []) for name in ("lora", "control_vectors")]
     layers: Any = opening_options.get("control_layers")
@@ -80,7 +80,7 @@ def adapters_of(opening_options: dict[str, object]) -> options.Adapters:
     except (TypeError, ValueError, KeyError, IndexError):
         raise UsageError("the receipt's adapters are invalid") from None
     both: Any = [lora], [vectors]
-    return options.Adapters(lora=both[0], control_vector=both[1], control_vector_layer_range=layers)
+    return options.AdapterGroup(lora=both[0], control_vector=both[1], control_vector_layer_range=layers)
 
 
 def parse_rope(opening_options: dict[str, object]) -> options.RopeGroup:
@@ -100,7 +100,7 @@ def repeat_remotely(record: "Receipt", generation: "GenerationOptions", model: s
     from localllm.services.remote.http import Endpoint
     from localllm.services.remote.model import RemoteModel
 
-    place = Endpoint.of(record["model"]["endpoint"], os.environ.get(KEY) or None)
+    place = Endpoint.parse(record["model"]["endpoint"], os.environ.get(KEY) or None)
     remote_model = RemoteModel(place, model or record["model"]["name"], remote_receipts.restore_output_format(record))
     return remote_receipts.regenerate(remote_model, record, generation)
 

@@ -15,7 +15,7 @@ from localllm.cli.options.one_shot import (
     TemplateGroup,
     ToolGroup,
 )
-from localllm.cli.parameters import argument, explicit_options
+from localllm.cli.parameters import argument, find_explicit_options
 from localllm.cli.terminal.output import is_terminal
 
 OF_CONVERSATIONS = (
@@ -87,9 +87,13 @@ def begins_conversation(one_shot: OneShot) -> bool:
     if not (is_terminal(sys.stdin) and is_terminal(sys.stdout)) or all(each is None for each in models):
         return False
     single = [
-        *explicit_options(one_shot.prompt).keys() - {*OF_CONVERSATIONS, "no_names", "prompt_first"},
-        *explicit_options(one_shot.output).keys() - {"stats", "force"},
-        *explicit_options(one_shot.follow).keys() - {"session"},
-        *(name for group in (one_shot.named, one_shot.infill, one_shot.diffusion) for name in explicit_options(group)),
+        *find_explicit_options(one_shot.prompt).keys() - {*OF_CONVERSATIONS, "no_names", "prompt_first"},
+        *find_explicit_options(one_shot.output).keys() - {"stats", "force"},
+        *find_explicit_options(one_shot.follow).keys() - {"session"},
+        *(
+            name
+            for group in (one_shot.named, one_shot.infill, one_shot.diffusion)
+            for name in find_explicit_options(group)
+        ),
     ]
     return not (one_shot.words or single or one_shot.generation.on_overflow in options.SHORTENING_METHODS)

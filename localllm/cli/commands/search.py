@@ -60,7 +60,7 @@ def search(
       localllm search docs --mcp -m minilm.gguf
       localllm search docs "exit codes" | localllm run model.gguf -p "What is 7?"
     """
-    from localllm.cli.open_model import opened_search
+    from localllm.cli.open_model import open_search
     from localllm.cli.options.search import read_piped_lines, require_paths, split_question
 
     models.embedder = model or models.embedder
@@ -70,7 +70,7 @@ def search(
         if query is not None:
             raise UsageError("--mcp answers the questions of its client: leave out --query")
         places = require_paths(paths or ())
-        with opened_search(places, files, models, threads, device) as index:
+        with open_search(places, files, models, threads, device) as index:
             return serve_search(index, places, top)
     places, question = split_question(paths or (), query, "search")
     require_counts(top=(top, 1), around=(around, 0), before=(before, 0), after=(after, 0))
@@ -78,7 +78,7 @@ def search(
     if threshold is not None and models.embedder is None:
         raise UsageError("--threshold is a cosine similarity: name an embedding model with -m MODEL")
     lines = read_piped_lines(places)
-    with opened_search(places, files, models, threads, device, lines) as index:
+    with open_search(places, files, models, threads, device, lines) as index:
         hits = index.find(question, top, threshold)
         if models.embedder is None:
             say_dim("searched by words only; add -m MODEL to search by meaning, too")

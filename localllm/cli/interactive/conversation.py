@@ -34,7 +34,7 @@ class TerminalConversation:
 
     Attributes:
         model: the current model.  options: options of its answers.  lines: the messages, as sessions store them.
-        markdown, stats, shows_thoughts: how answers are shown.  tools: tools that answers may call.
+        markdown, stats, shows_reasoning: how answers are shown.  tools: tools that answers may call.
         file: the session's file; None if the conversation is not saved.
         folder: the folder whose passages are attached to every question, or None.
         texts, images: contents of files and paths of images to attach to the next question.
@@ -174,7 +174,7 @@ class TerminalConversation:
         lines: list[SessionLine] = []
         try:
             while answer.calls and answer.finish_reason != "interrupted":
-                results = tools.results(answer.calls)
+                results = tools.run_calls(answer.calls)
                 message, options = answer.message(), tools.refresh(options)
                 answer = self.model.session.continue_with(results, options)
                 lines += [message, *results]
@@ -400,7 +400,7 @@ def select_session(session: str | None, latest: bool) -> str | None:
     """Return the session that --session or --continue names, or None. Raises UsageError."""
     if session is not None and latest:
         raise UsageError("give either --session or --continue, not both")
-    name = sessions.latest_name() if latest else session
+    name = sessions.find_latest_name() if latest else session
     if name is not None:
         sessions.get_path(name)
         if not is_terminal(sys.stdin):
@@ -410,7 +410,7 @@ def select_session(session: str | None, latest: bool) -> str | None:
 
 def get_session_model(session: str) -> str | None:
     """Return the path of a session's model; None for a new session. Raises UsageError for a missing file."""
-    if not sessions.session_exists(session):
+    if not sessions.has_session(session):
         return None
     about = sessions.read_session(session).model
     if about.fingerprint.startswith(AT_ENDPOINT):
@@ -427,7 +427,7 @@ def start_session(
 
     first: messages that begin a new conversation.
     """
-    if session is not None and sessions.session_exists(session):
+    if session is not None and sessions.has_session(session):
         conversation.load(session)
         say_dim(f"session {session} · {len(conversation.lines)} messages")
     else:
@@ -452,7 +452,7 @@ class NameSettings(NamedTuple):
     generation: "GenerationOptions"
 
     @classmethod
-    def of(cls, name: str) -> "NameSettings":
+    def load(cls, name: str) -> "NameSettings":
         """Return the settings of a name. Raises UsageError, ModelError."""
         values = get_values_for(name)
         generation = options.build_generation_options(None, build_group(options.GenerationGroup, values))
@@ -468,11 +468,11 @@ def make_opener(
     Options that the user changed in the conversation stay. name: of the conversation's model.  open_model: opens a name
     with an engine and a template.
     """
-    current = NameSettings.of(name)
+    current = NameSettings.load(name)
 
     def open_named(name: str) -> "Model":
         nonlocal current
-        new = NameSettings.of(name)
+        new = NameSettings.load(name)
         model = open_model(name, engine=new.engine, template=new.template)
         old, chosen = current.generation, conversation.options
         changes = {

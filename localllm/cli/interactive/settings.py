@@ -9,7 +9,7 @@ from localllm.cli.argv import suggest_name
 from localllm.errors import UsageError
 from localllm.generation.options import OPTIONS
 from localllm.generation.sampling.options import OPTIONS as SAMPLING
-from localllm.generation.sampling.options import Option, map_names
+from localllm.generation.sampling.options import OptionDeclaration, map_names
 
 if TYPE_CHECKING:
     from localllm.generation.options import GenerationOptions
@@ -59,7 +59,7 @@ def change_option(options: "GenerationOptions", name: str, text: str) -> "Genera
     return replace_option(options, name, None if (name, value) == ("max_tokens", -1) else value)
 
 
-def get_type(option: Option) -> type:
+def get_type(option: OptionDeclaration) -> type:
     return type(option.default) if isinstance(option.default, tuple | dict) else option.kind
 
 

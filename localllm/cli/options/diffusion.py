@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from localllm.cli.options.shared import GenerationGroup
-from localllm.cli.parameters import explicit_options, option, option_group
+from localllm.cli.parameters import find_explicit_options, option, option_group
 from localllm.cli.terminal.output import ProgressLine, say
 from localllm.cli.terminal.render import make_stdout_page
 from localllm.errors import UsageError
@@ -40,7 +40,7 @@ class DiffusionGroup:
 
     def to_fields(self) -> dict[str, Any]:
         """Return the given options by field of DiffusionOptions."""
-        return {name: value for name, value in explicit_options(self).items() if name != "visual"}
+        return {name: value for name, value in find_explicit_options(self).items() if name != "visual"}
 
 
 def run_diffusion(

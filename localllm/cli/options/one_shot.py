@@ -109,7 +109,7 @@ class InfillGroup:
     )
     suffix_file: str | None = option("-sf --suffix-file", "File with the text after the gap.", "FILE", typed_only=True)
 
-    def text(self, encoding: str | None, most_bytes: Callable[[], int]) -> str | None:
+    def read_suffix(self, encoding: str | None, most_bytes: Callable[[], int]) -> str | None:
         """Return the text after the gap, or None without these options. Raises UsageError, ContextError.
 
         most_bytes: see read_prompt.
@@ -140,14 +140,14 @@ class EndpointGroup:
     )
     api_key_file: str | None = option("--api-key-file", f"File with the server's API key.  [default: ${KEY}]", "FILE")
 
-    def place(self) -> "Endpoint | None":
+    def parse_endpoint(self) -> "Endpoint | None":
         if self.endpoint is None:
             if self.api_key_file is not None:
                 raise UsageError("api_key_file needs --endpoint URL")
             return None
         from localllm.services.remote.http import Endpoint
 
-        return Endpoint.of(self.endpoint, read_api_key(self.api_key_file))
+        return Endpoint.parse(self.endpoint, read_api_key(self.api_key_file))
 
 
 def read_api_key(file: str | None) -> str | None:
@@ -175,7 +175,7 @@ def open_remote(
             raise UsageError(f"{name} is not available with --endpoint: the server sets it")
     if engine is not None and (ignored := list_weight_options(engine)):
         say(f"localllm: ignored (no effect with --endpoint): {', '.join(ignored)}")
-    return RemoteModel(place, model, choices.shape.form())
+    return RemoteModel(place, model, choices.shape.create_output_format())
 
 
 def list_weight_options(engine: "EngineGroup") -> list[str]:
@@ -184,7 +184,7 @@ def list_weight_options(engine: "EngineGroup") -> list[str]:
     names = {"context": "-c", "threads": "-t", "device": "--device", "gpu_layers": "-ngl"}
     ignored = [text for name, text in names.items() if getattr(engine, name) != getattr(usual, name)]
     caches = ["--kv-type"] if vars(engine.cache) != vars(usual.cache) else []
-    adapters = ["--lora"] if any(engine.adapters.fields().values()) else []
+    adapters = ["--lora"] if any(engine.adapters.to_fields().values()) else []
     return [*ignored, *caches, *(["--rope-scaling"] if engine.rope.make_scaling() else []), *adapters]
 
 
@@ -283,14 +283,14 @@ class ToolGroup:
         if "run" in split_names(self.tools):
             warn_unconfined()
         box = make_toolbox(split_names(self.tools), self.allow or (), self.mcp, stack, not self.no_json_calls)
-        return ToolCallRunner.of(box, split_names(self.yes), self.max_steps, self.transcript, stack)
+        return ToolCallRunner.create(box, split_names(self.yes), self.max_steps, self.transcript, stack)
 
 
 def warn_unconfined() -> None:
     """Warn if this system cannot confine commands to folders."""
-    from localllm.services.tools.confined import landlock_version
+    from localllm.services.tools.confined import get_landlock_version
 
-    if not landlock_version():
+    if not get_landlock_version():
         say("localllm: this system cannot confine commands to folders; check each command before you allow it")
 
 

@@ -107,7 +107,7 @@ class SetGroup:
 
     @property
     def has_several(self) -> bool:
-        """Whether several types are requested. Raises UsageError for options that need several types."""
+        """Return whether several types are requested. Raises UsageError for options that need several types."""
         are_several = self.types is not None or self.ladder
         if self.types is not None and self.ladder:
             raise UsageError("give either --types or --ladder, not both")

@@ -27,7 +27,7 @@ class FileFilterGroup:
     hidden: bool = option("--hidden", "Also search files and folders whose names begin with a dot.")
     no_ignore: bool = option("--no-ignore", "Also search files that .gitignore or .ignore exclude.")
 
-    def filter(self) -> "FileFilter":
+    def create_filter(self) -> "FileFilter":
         """Return the filter; a pattern of --include that begins with ! excludes, as in ripgrep."""
         from localllm.services.search.files import FileFilter
 

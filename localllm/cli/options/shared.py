@@ -15,7 +15,7 @@ from localllm.cli.parameters import (
     DeclaredGroup,
     GroupField,
     argument,
-    explicit_options,
+    find_explicit_options,
     make_integer_parser,
     option,
     option_group,
@@ -24,7 +24,13 @@ from localllm.cli.parameters import (
 from localllm.cli.terminal.output import say
 from localllm.errors import CutError, UsageError
 from localllm.generation.options import OPTIONS, GenerationOptions
-from localllm.generation.sampling.options import LETTERS, ORDER, Option, SamplingOptions, parse_sampler_letters
+from localllm.generation.sampling.options import (
+    LETTERS,
+    ORDER,
+    OptionDeclaration,
+    SamplingOptions,
+    parse_sampler_letters,
+)
 from localllm.generation.sampling.options import OPTIONS as SAMPLING
 from localllm.values import parse_layer_range, parse_scaled_files
 
@@ -145,7 +151,7 @@ class CacheGroup:
         autocompletion=make_offer(KV_TYPES),
     )
 
-    def types(self) -> str:
+    def format_types(self) -> str:
         """Return the types of keys and values in the notation of --kv-type. Raises UsageError."""
         if self.keys is None and self.values is None:
             return self.kv_type
@@ -205,7 +211,7 @@ def resolve_files(lists: Any) -> list[tuple[str, float]]:
 
 
 @option_group
-class Adapters:
+class AdapterGroup:
     """Adapters."""
 
     lora: list[str] = option(
@@ -230,7 +236,7 @@ class Adapters:
         parser=parse_layer_range,
     )
 
-    def fields(self) -> dict[str, Any]:
+    def to_fields(self) -> dict[str, Any]:
         """Return the fields of EngineOptions."""
         lora, control = resolve_files(self.lora or ()), resolve_files(self.control_vector or ())
         if self.lora_init_without_apply:
@@ -261,7 +267,7 @@ class EngineGroup:
     gpu_layers: GpuLayers = "auto"
     cache: CacheGroup
     rope: RopeGroup
-    adapters: Adapters
+    adapters: AdapterGroup
     memory: int | None = option(
         "--memory",
         "Memory for the model on the CPU, in serve for all models, e.g. 8G; the rest is read from the disk as "
@@ -270,15 +276,15 @@ class EngineGroup:
         parser=parse_size,
     )
 
-    def options(self, progress: "Progress", on_upload: "Progress") -> "EngineOptions":
+    def to_options(self, progress: "Progress", on_upload: "Progress") -> "EngineOptions":
         from localllm.engine.options import EngineOptions, parse_gpu_layers  # not needed for --help
 
         layers = parse_gpu_layers(convert_layer_count(self.gpu_layers))
-        types, context = self.cache.types(), self.context or None
+        types, context = self.cache.format_types(), self.context or None
         scaling = self.rope.make_scaling()
         return EngineOptions(
             self.threads, context, types, self.device, layers, progress, on_upload, rope=scaling,
-            memory=self.memory, **self.adapters.fields(),
+            memory=self.memory, **self.adapters.to_fields(),
         )  # fmt: skip
 
 
@@ -286,8 +292,8 @@ class EngineGroup:
 
 
 def declare_option(
-    declared: Option, parser: Callable[[str], object] | None = None, offers: Callable[..., list[str]] | None = None,
-    default: object = None,
+    declared: OptionDeclaration, parser: Callable[[str], object] | None = None,
+    offers: Callable[..., list[str]] | None = None, default: object = None,
 ) -> Any:  # fmt: skip
     """Return the command line's declaration of a generation option."""
     metavar = None if declared.kind is bool else declared.metavar
@@ -341,7 +347,7 @@ class MoreSamplingGroup(DeclaredGroup):
 
     def to_fields(self) -> dict[str, Any]:
         """Return the given options by field of SamplingOptions. Raises UsageError."""
-        fields = explicit_options(self)
+        fields = find_explicit_options(self)
         if breakers := fields.get("dry_sequence_breakers"):
             fields["dry_sequence_breakers"] = tuple(text for text in breakers if text != "none")
         if biases := fields.get("logit_bias"):
@@ -378,7 +384,7 @@ class ConstraintGroup:
         """The names of the given constraints; an answer can have only one."""
         return [name for name in ("json_schema", "grammar", "regex") if getattr(self, name) is not None]
 
-    def constraint(self) -> "Constraint | None":
+    def create_constraint(self) -> "Constraint | None":
         if not self.forms:
             return None
         from localllm.generation.constraints.constraint import make_constraint
@@ -389,7 +395,7 @@ class ConstraintGroup:
         schema, grammar = read_value("json_schema", self.json_schema, "{"), read_value("grammar", self.grammar, "::=")
         return make_constraint(schema, grammar, self.regex, self.json_whitespace, self.additional_properties)
 
-    def form(self) -> "OutputFormat":
+    def create_output_format(self) -> "OutputFormat":
         """Return the output format for a server. Raises UsageError."""
         from localllm.services.remote.dialect import OutputFormat
 
@@ -464,7 +470,7 @@ class AnswerGroup:
 
     def get_sampling(self) -> dict[str, Any]:
         """Return the given sampling options by field of SamplingOptions. Raises UsageError."""
-        return explicit_options(self.sampling) | self.steps.to_fields()
+        return find_explicit_options(self.sampling) | self.steps.to_fields()
 
 
 @option_group
@@ -494,7 +500,7 @@ def build_generation_options(
     limit, stop = None if choices.max_tokens == -1 else choices.max_tokens, tuple(choices.stop or ())
     further = {
         **choices.thoughts.to_fields(),
-        "constraint": choices.shape.constraint(),
+        "constraint": choices.shape.create_constraint(),
         "ban": tuple(choices.ban or ()),
     }
     if not isinstance(choices, GenerationGroup):

@@ -172,7 +172,7 @@ def copy_files(source: "GGUFFile", files: "Sequence[OutputFile]", force: bool) -
     exit_on_signals()
     for file in files:
         require_replaceable(file.path, is_model, "a model", force)
-    start, line, total = perf_counter(), ProgressLine(), sum(file.nbytes(source) for file in files)
+    start, line, total = perf_counter(), ProgressLine(), sum(file.count_bytes(source) for file in files)
     end_on_bus_error(source.path)
     with line:
         write_files(
@@ -184,6 +184,6 @@ def copy_files(source: "GGUFFile", files: "Sequence[OutputFile]", force: bool) -
 
 def describe_plan(source: "GGUFFile", files: "Sequence[OutputFile]") -> str:
     return "".join(
-        f"{to_one_line(os.fspath(file.path))}: {len(file.names)} tensors, {format_size(file.nbytes(source))}\n"
+        f"{to_one_line(os.fspath(file.path))}: {len(file.names)} tensors, {format_size(file.count_bytes(source))}\n"
         for file in files
     )

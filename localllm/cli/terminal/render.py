@@ -197,7 +197,7 @@ class RemainingTime:
     def format_first(self) -> str:
         return f"{self._step} {self._before + 1} of {self._total}"
 
-    def after(self, done: int) -> str:
+    def describe(self, done: int) -> str:
         """Describe the state after `done` steps, such as "chunk 3 of 40, 2 min 10 s left"."""
         per_step = (perf_counter() - self._start) / max(done - self._before, 1)
         return f"{self._step} {done} of {self._total}, {format_duration(per_step * (self._total - done))} left"

@@ -112,36 +112,36 @@ class WordWrapper:
         if last and is_space(last):  # later text cannot change it
             return output + self._add_cluster(last)
         if self._word and begins_word(self._word, last):
-            output += self._place()
+            output += self._format_pending()
         self._word += last
         return output
 
     def flush(self) -> str:
-        return self._place()
+        return self._format_pending()
 
     def _add_cluster(self, cluster: str) -> str:
         """Add a character (grapheme cluster); return the text that can be printed now."""
         if is_space(cluster):
-            output = self._place()
+            output = self._format_pending()
             self._is_endless = False
             if cluster != "\n":
                 self._space += cluster
                 return output
             self._begin_line()
             return output + "\n"
-        output = self._place() if self._word and begins_word(self._word, cluster) else ""
+        output = self._format_pending() if self._word and begins_word(self._word, cluster) else ""
         self._word += cluster
         if measure_width(self._word) > self._width():
-            output += self._place()
+            output += self._format_pending()
             self._is_endless = True
         return output
 
-    def _place(self) -> str:
+    def _format_pending(self) -> str:
         """Return the pending word with the space or line break before it."""
         word, space, self._word = self._word, self._space, ""
         if not word:
             return ""
-        width, size, gap, self._space = self._width(), measure_width(word), self._gap(space), ""
+        width, size, gap, self._space = self._width(), measure_width(word), self._measure_gap(space), ""
         if not self._has_words and word.startswith("```"):
             self._in_code = not self._in_code
         self._has_words = True
@@ -156,7 +156,7 @@ class WordWrapper:
         self.column += gap + size
         return space + word
 
-    def _gap(self, space: str) -> int:
+    def _measure_gap(self, space: str) -> int:
         """Return the width in columns of white space at the current column."""
         column = self.column
         for character in space:
@@ -320,7 +320,7 @@ class FirstBlockPage:
 
     def end(self) -> None:
         is_done = self._reader.is_done
-        self._show(self._reader.end())
+        self._show(self._reader.finish())
         if not self._reader.is_open:
             self._page.push(self._text)
         self._page.end()

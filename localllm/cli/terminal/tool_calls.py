@@ -48,7 +48,9 @@ class ToolCallRunner:
         self._transcript: ToolTranscript | None = None
 
     @classmethod
-    def of(cls, box: Toolbox, yes: Sequence[str], most_steps: int, transcript: str | None, stack: ExitStack) -> Self:
+    def create(
+        cls, box: Toolbox, yes: Sequence[str], most_steps: int, transcript: str | None, stack: ExitStack
+    ) -> Self:
         """Create it; without a terminal, tools that need permission are not offered. Raises UsageError."""
         if unknown := [name for name in yes if not (name in box.names or box.may_offer(name))]:
             raise UsageError(f"yes: unknown tool {unknown[0]!r}; available: {', '.join(box.names)}")
@@ -87,7 +89,7 @@ class ToolCallRunner:
         for message in messages:
             self.note(message)
 
-    def results(self, calls: "Sequence[ToolCall]") -> "list[Message]":
+    def run_calls(self, calls: "Sequence[ToolCall]") -> "list[Message]":
         """Run the calls of an answer; return their results. Raises LocalllmError after too many steps."""
         self._steps += 1
         if self._steps > self._most:
@@ -187,5 +189,5 @@ def answer_with_tools(
             if holds and not silent and (answer.text or not interrupted):
                 write(f"{answer.text}\n")
             return answer, messages[len(question) :], interrupted
-        messages += tools.results(answer.calls)
+        messages += tools.run_calls(answer.calls)
         options = tools.refresh(options)

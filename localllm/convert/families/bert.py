@@ -13,36 +13,38 @@ RANK = 4  # llama.cpp's pooling type for scores
 CLASSIFIERS = {"mean": 1, "cls": 2}  # poolings before the classification head
 
 
-def bert(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_bert(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read BERT: a position table, layer norms, exact GELU."""
-    config.only("hidden_act", "gelu")
-    config.only("position_embedding_type", "absolute")
-    config.only("is_decoder", False)
-    return read_encoder(config, config.count("max_position_embeddings", 512), config.number("layer_norm_eps", 1e-12))
+    config.require_value("hidden_act", "gelu")
+    config.require_value("position_embedding_type", "absolute")
+    config.require_value("is_decoder", False)
+    return read_encoder(
+        config, config.read_count("max_position_embeddings", 512), config.read_number("layer_norm_eps", 1e-12)
+    )
 
 
-def roberta(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_roberta(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read RoBERTa, without the first rows of its position table, which are for padding."""
-    positions, padding = config.count("max_position_embeddings", 514), config.get("pad_token_id", 1)
+    positions, padding = config.read_count("max_position_embeddings", 514), config.get("pad_token_id", 1)
     if not isinstance(padding, int) or not 0 <= padding < positions - 1:
         raise config.make_error(f"pad_token_id {padding} is not supported")
-    h = bert(config, declared)
+    h = read_bert(config, declared)
     context = positions - padding - 1
     return h.update({"context": context, "positions": positions}, context_length=context)
 
 
-def distilbert(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_distilbert(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read DistilBERT: its own key names; a single token type without a table."""
     names = {"hidden_size": "dim", "num_attention_heads": "n_heads", "intermediate_size": "hidden_dim",
              "num_hidden_layers": "n_layers", "hidden_act": "activation"}  # fmt: skip
-    config.only("sinusoidal_pos_embds", False)  # stored like the others, but untested
+    config.require_value("sinusoidal_pos_embds", False)  # stored like the others, but untested
     renamed = {name: config.get(key) for name, key in names.items()}
-    return bert(config.update(layer_norm_eps=1e-12, **renamed), declared)
+    return read_bert(config.update(layer_norm_eps=1e-12, **renamed), declared)
 
 
 def read_encoder(config: CheckpointConfig, context: int, epsilon: float) -> CheckpointHyperparameters:
     """Read the values that all encoders share."""
-    sizes = read_attention_sizes(config) | {"context": context, "types": config.count("type_vocab_size", 2)}
+    sizes = read_attention_sizes(config) | {"context": context, "types": config.read_count("type_vocab_size", 2)}
     sizes["labels"] = len(read_labels(config))
     metadata: dict[str, object] = {
         "block_count": sizes["layers"],
@@ -61,30 +63,30 @@ def read_labels(config: CheckpointConfig) -> list[str]:
     named = config.get("id2label")
     if isinstance(named, dict) and all(key.isdecimal() for key in named):
         return [str(named[key]) for key in sorted(named, key=int)]
-    return [f"LABEL_{number}" for number in range(config.count("num_labels", 2))]
+    return [f"LABEL_{number}" for number in range(config.read_count("num_labels", 2))]
 
 
-def behind_padding(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+def skip_padding_rows(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     """Take the rows of a position table that follow those for padding."""
     first = sizes["positions"] - sizes["context"]
     return pick_rows(sources[0], shape, lambda rows: np.asarray(rows) + first)
 
 
-def rank(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_rank(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read BERT with a classification head."""
-    return add_labels(config, bert(config, declared))
+    return add_labels(config, read_bert(config, declared))
 
 
-def roberta_rank(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_roberta_rank(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read RoBERTa with a classification head."""
-    return add_labels(config, roberta(config, declared))
+    return add_labels(config, read_roberta(config, declared))
 
 
 def add_labels(config: CheckpointConfig, h: CheckpointHyperparameters) -> CheckpointHyperparameters:
     return h.update(pooling_type=RANK, classifier__output_labels=read_labels(config))
 
 
-def eurobert(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_eurobert(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read EuroBERT: Llama with bidirectional attention. llama.cpp ignores its RoPE scaling."""
     return declared(config).update(classifier__pooling_type=CLASSIFIERS.get(config.get("classifier_pooling")))
 
@@ -92,40 +94,42 @@ def eurobert(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparam
 CODE_NAME = "qk-post-norm"  # in the name of the code that jina-embeddings-v2-base-code uses
 
 
-def jina_bert(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_jina_bert(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Jina Embeddings 2: ALiBi, gated GELU, gate and up projections in one matrix."""
-    config.only("hidden_act", "gelu")
-    config.only("position_embedding_type", "alibi")
-    config.only("feed_forward_type", "geglu")
-    h = read_encoder(config, config.count("max_position_embeddings", 8192), config.number("layer_norm_eps", 1e-12))
+    config.require_value("hidden_act", "gelu")
+    config.require_value("position_embedding_type", "alibi")
+    config.require_value("feed_forward_type", "geglu")
+    h = read_encoder(
+        config, config.read_count("max_position_embeddings", 8192), config.read_number("layer_norm_eps", 1e-12)
+    )
     return h.update(
         {"both_hidden": 2 * h.sizes["hidden"], "norms_heads": int(CODE_NAME in str(config.get("auto_map")))}
     )
 
 
-def modern_bert(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_modern_bert(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read ModernBERT: RoPE, with another base in layers with a window."""
-    config.only("hidden_activation", "gelu", "silu")
+    config.require_value("hidden_activation", "gelu", "silu")
     for name in ("attention_bias", "mlp_bias", "norm_bias"):
-        config.only(name, False)
-    h = read_encoder(config, config.count("max_position_embeddings", 8192), config.number("norm_eps", 1e-5))
+        config.require_value(name, False)
+    h = read_encoder(config, config.read_count("max_position_embeddings", 8192), config.read_number("norm_eps", 1e-5))
     pooling = config.get("classifier_pooling", "cls")
     bases = (("full", "global", 160000.0), ("sliding", "local", 10000.0))
     base, local = (
-        config.section("rope_parameters")
-        .section(f"{kind}_attention")
-        .number("rope_theta", config.number(f"{old}_rope_theta", usual))
+        config.get_section("rope_parameters")
+        .get_section(f"{kind}_attention")
+        .read_number("rope_theta", config.read_number(f"{old}_rope_theta", usual))
         for kind, old, usual in bases
     )
-    period = config.count("global_attn_every_n_layers", 3)
-    config.windows([number % period != 0 for number in range(h.sizes["layers"])])
+    period = config.read_count("global_attn_every_n_layers", 3)
+    config.require_windows([number % period != 0 for number in range(h.sizes["layers"])])
     return h.update(
         {
             "fused_rows": 3 * h.sizes["width"],
             "both_hidden": 2 * h.sizes["hidden"],
             **name_layer_sizes("normed", [number > 0 for number in range(h.sizes["layers"])]),
         },
-        attention__sliding_window=config.count("local_attention", 128),
+        attention__sliding_window=config.read_count("local_attention", 128),
         attention__sliding_window_pattern=period,
         rope__freq_base=base, rope__freq_base_swa=local, rope__scaling__type="none",
         hidden_activation=config.get("hidden_activation", "gelu"),
@@ -135,50 +139,56 @@ def modern_bert(config: CheckpointConfig, declared: Reader) -> CheckpointHyperpa
     )  # fmt: skip
 
 
-def modern_bert_rank(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_modern_bert_rank(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read ModernBERT with a classification head."""
-    return add_labels(config, modern_bert(config, declared))
+    return add_labels(config, read_modern_bert(config, declared))
 
 
-def nomic_bert_original(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_nomic_bert_original(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Nomic Embed: GPT-2's names, RoPE, SwiGLU, or experts in every other layer."""
     experts = config.get("moe_every_n_layers") or 0
-    config.only("activation_function", "gelu" if experts else "swiglu")
-    config.only("prenorm", False)
-    config.only("rotary_emb_fraction", 1.0, 1)
-    config.only("rotary_emb_interleaved", False)
-    config.only("rotary_emb_scale_base")
-    config.only("moe_every_n_layers", 0, 2)
-    width, heads = config.count("n_embd"), config.count("n_head")
-    trained = config.count("max_trained_positions", 2048)
-    context = min(config.count("n_positions"), trained) if not experts else 512  # the context that both are trained for
-    plain = {"hidden_size": width, "num_attention_heads": heads, "intermediate_size": config.count("n_inner")}
-    plain |= {"num_hidden_layers": config.count("n_layer", maximum=MAX_LAYERS)}
+    config.require_value("activation_function", "gelu" if experts else "swiglu")
+    config.require_value("prenorm", False)
+    config.require_value("rotary_emb_fraction", 1.0, 1)
+    config.require_value("rotary_emb_interleaved", False)
+    config.require_value("rotary_emb_scale_base")
+    config.require_value("moe_every_n_layers", 0, 2)
+    width, heads = config.read_count("n_embd"), config.read_count("n_head")
+    trained = config.read_count("max_trained_positions", 2048)
+    context = (
+        min(config.read_count("n_positions"), trained) if not experts else 512
+    )  # the context that both are trained for
+    plain = {"hidden_size": width, "num_attention_heads": heads, "intermediate_size": config.read_count("n_inner")}
+    plain |= {"num_hidden_layers": config.read_count("n_layer", maximum=MAX_LAYERS)}
     h = read_encoder(
-        CheckpointConfig({**config.content, **plain}, config.path), context, config.number("layer_norm_epsilon", 1e-12)
+        CheckpointConfig({**config.content, **plain}, config.path),
+        context,
+        config.read_number("layer_norm_epsilon", 1e-12),
     )
-    h = h.update({"fused_rows": 3 * width}, rope__freq_base=config.number("rotary_emb_base", 10000.0))
+    h = h.update({"fused_rows": 3 * width}, rope__freq_base=config.read_number("rotary_emb_base", 10000.0))
     if not experts:
         return h
-    count, mixes = config.count("num_experts"), [number % 2 for number in range(h.sizes["layers"])]
+    count, mixes = config.read_count("num_experts"), [number % 2 for number in range(h.sizes["layers"])]
     return h.update(
         {"experts": count, "stacked": count * plain["intermediate_size"], **name_layer_sizes("mixes", mixes)},
         expert_count=count,
-        expert_used_count=config.count("moe_top_k"),
+        expert_used_count=config.read_count("moe_top_k"),
         moe_every_n_layers=2,
     )
 
 
-def nomic_bert(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_nomic_bert(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Nomic Embed with its publisher's key names, or with transformers' (without experts only)."""
     if config.get("n_embd") is not None:
-        return nomic_bert_original(config, declared)
-    config.only("hidden_act", "silu")
-    rope = config.section("rope_parameters")
-    rope.only("rope_type", "default")
-    rope.only("partial_rotary_factor", 1.0, 1)
-    h = read_encoder(config, config.count("max_position_embeddings", 2048), config.number("layer_norm_eps", 1e-12))
-    base = rope.number("rope_theta", config.number("rope_theta", 1000.0))
+        return read_nomic_bert_original(config, declared)
+    config.require_value("hidden_act", "silu")
+    rope = config.get_section("rope_parameters")
+    rope.require_value("rope_type", "default")
+    rope.require_value("partial_rotary_factor", 1.0, 1)
+    h = read_encoder(
+        config, config.read_count("max_position_embeddings", 2048), config.read_number("layer_norm_eps", 1e-12)
+    )
+    base = rope.read_number("rope_theta", config.read_number("rope_theta", 1000.0))
     return h.update({"fused_rows": 3 * h.sizes["width"]}, rope__freq_base=base)
 
 

@@ -15,18 +15,18 @@ def read(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameter
     """Read Command A with experts: attention and feed-forward network share a norm; the first layers are dense."""
     function = config.get("expert_selection_fn", "softmax")
     if function == "softmax":  # of the selected experts
-        config.only("norm_topk_prob", True)
-    hidden = config.count("prefix_dense_intermediate_size", config.count("intermediate_size"))
+        config.require_value("norm_topk_prob", True)
+    hidden = config.read_count("prefix_dense_intermediate_size", config.read_count("intermediate_size"))
     h = add_experts(config, declared(config.update(intermediate_size=hidden)), "intermediate_size")
-    shared, epsilon = config.count("num_shared_experts", 0), config.get("rms_norm_eps")
+    shared, epsilon = config.read_count("num_shared_experts", 0), config.get("rms_norm_eps")
     rms_epsilon = None if epsilon is None else h.metadata["attention.layer_norm_rms_epsilon"]
     centered = {"attention__layer_norm_rms_epsilon": rms_epsilon}
     if epsilon is None or config.get("layer_norm_eps") is not None:
-        centered["attention__layer_norm_epsilon"] = config.number("layer_norm_eps", 1e-5)
+        centered["attention__layer_norm_epsilon"] = config.read_number("layer_norm_eps", 1e-5)
     leading, of_experts = count_leading_dense(config), h.sizes["expert_hidden"]
     return h.update(
         {"leading_dense": leading, "shared_hidden": shared * of_experts},
-        attention__sliding_window_pattern=windows_behind(config, h.sizes["layers"], leading),
+        attention__sliding_window_pattern=mark_windows_after(config, h.sizes["layers"], leading),
         expert_feed_forward_length=of_experts,
         expert_gating_func=SCORES[function],
         expert_shared_count=shared or None,
@@ -37,7 +37,7 @@ def read(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameter
     )
 
 
-def windows_behind(config: CheckpointConfig, layers: int, leading: int) -> list[bool]:
+def mark_windows_after(config: CheckpointConfig, layers: int, leading: int) -> list[bool]:
     """Mark the layers with a window: after the first `leading` layers, all but the last of every four."""
     usual = [number % 4 != 3 and number >= 0 for number in range(-leading, layers - leading)]
     return usual if config.get("layer_types") is None else list_windows(config, layers)

@@ -12,7 +12,7 @@ from localllm.convert.family import (
     Layer,
     keep_float32,
     keep_tensor,
-    mtp_layer,
+    list_mtp_tensors,
     rename_tensor,
 )
 from localllm.convert.hyperparameters import (
@@ -31,25 +31,25 @@ from localllm.convert.rope_scaling import find_rope_parameters
 from localllm.convert.transforms import FUNCTIONS, Shape, Sizes, TensorSource, take_strided, transpose
 
 
-def deepseek(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_deepseek(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read DeepSeek MoE: experts next to shared ones, after the first layers."""
     return declared(config).update(expert_gating_func=None if config.get("scoring_func") is None else SOFTMAX)
 
 
-def ernie(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_ernie(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read ERNIE 4.5, which has experts up to the last layer."""
-    config.only("moe_layer_end_index", config.count("num_hidden_layers") - 1, -1)
+    config.require_value("moe_layer_end_index", config.read_count("num_hidden_layers") - 1, -1)
     return declared(config)
 
 
-def deepseek2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_deepseek2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read MLA: one latent row for all heads' keys and values; the first layers are dense.
 
     In GGUF the heads attend to that row, as if there were a single key head.
     """
-    heads = config.count("num_attention_heads")
-    sizes = {"rotated": config.count("qk_rope_head_dim"), "latent": config.count("kv_lora_rank")}
-    sizes |= {"key_dim": config.count("qk_nope_head_dim"), "value_dim": config.count("v_head_dim")}
+    heads = config.read_count("num_attention_heads")
+    sizes = {"rotated": config.read_count("qk_rope_head_dim"), "latent": config.read_count("kv_lora_rank")}
+    sizes |= {"key_dim": config.read_count("qk_nope_head_dim"), "value_dim": config.read_count("v_head_dim")}
     renamed = {"head_dim": sizes["rotated"], "num_key_value_heads": 1}
     h = declared(config.update(**renamed))
     whole_key = sizes["key_dim"] + sizes["rotated"]
@@ -58,9 +58,9 @@ def deepseek2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperpara
         "latent_and_key": sizes["latent"] + sizes["rotated"],
         "both_rows": heads * (sizes["key_dim"] + sizes["value_dim"]),
         "values": heads * sizes["value_dim"],
-        "narrow": config.count("q_lora_rank", 0),
+        "narrow": config.read_count("q_lora_rank", 0),
     }
-    h = add_deepseek_experts(config, with_multiplier(config, h.update(sizes)))
+    h = add_deepseek_experts(config, add_multiplier(config, h.update(sizes)))
     return h.update(
         attention__q_lora_rank=sizes["narrow"] or None,
         attention__kv_lora_rank=sizes["latent"],
@@ -72,7 +72,7 @@ def deepseek2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperpara
     )
 
 
-def with_multiplier(config: CheckpointConfig, h: CheckpointHyperparameters) -> CheckpointHyperparameters:
+def add_multiplier(config: CheckpointConfig, h: CheckpointHyperparameters) -> CheckpointHyperparameters:
     """Add YaRN's multiplier: the scores are multiplied instead of the rotated values.
 
     GGUF stores a tenth of it.
@@ -80,19 +80,19 @@ def with_multiplier(config: CheckpointConfig, h: CheckpointHyperparameters) -> C
     if h.metadata.get("rope.scaling.type") != "yarn":
         return h
     rope = find_rope_parameters(config)
-    rope.only("attention_factor")
-    multiplier = rope.number("mscale_all_dim")
-    rope.only("mscale", multiplier)
+    rope.require_value("attention_factor")
+    multiplier = rope.read_number("mscale_all_dim")
+    rope.require_value("mscale", multiplier)
     return h.update(rope__scaling__attn_factor=None, rope__scaling__yarn_log_multiplier=0.1 * multiplier)
 
 
-def keys_of_latents(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+def take_latent_keys(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     """Take the first rows of each head, transposed."""
     heads, latent, key_dim = shape
     return transpose(take_strided(sources[0], (heads, key_dim, latent), key_dim + sizes["value_dim"], 0))
 
 
-def values_of_latents(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+def take_latent_values(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     """Take the last rows of each head."""
     return take_strided(sources[0], shape, sizes["key_dim"] + shape[-2], sizes["key_dim"])
 
@@ -107,13 +107,13 @@ NARROW_QUERIES: Layer = {
 LATENT: Layer = {
     "attn_kv_a_mqa": ("latent_and_key", "width"),
     "attn_kv_a_norm": ("latent",),
-    "attn_k_b": DerivedTensor(("heads", "latent", "key_dim"), BOTH_ROWS, keys_of_latents),
-    "attn_v_b": DerivedTensor(("heads", "value_dim", "latent"), BOTH_ROWS, values_of_latents),
+    "attn_k_b": DerivedTensor(("heads", "latent", "key_dim"), BOTH_ROWS, take_latent_keys),
+    "attn_v_b": DerivedTensor(("heads", "value_dim", "latent"), BOTH_ROWS, take_latent_values),
     "attn_output": ("width", "values"),
 }
 
 
-def deepseek2_layer(sizes: Sizes, number: int) -> Layer:
+def list_deepseek2_tensors(sizes: Sizes, number: int) -> Layer:
     experts: Layer = {**EXPERTS, **(SHARED_EXPERT if sizes["shared_hidden"] else {})}
     if sizes["biased"]:
         experts = {**experts, "exp_probs_b.bias": ("experts",)}
@@ -122,24 +122,24 @@ def deepseek2_layer(sizes: Sizes, number: int) -> Layer:
         **(NARROW_QUERIES if sizes["narrow"] else QUERIES),
         **LATENT,
         **(GATED if number < sizes["leading_dense"] else experts),
-        **mtp_layer(sizes, number),
+        **list_mtp_tensors(sizes, number),
     }
 
 
-def deepseek32(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_deepseek32(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read V3.2: an indexer in every layer."""
-    h = with_indexer(config, deepseek2(config, declared))
+    h = add_indexer(config, read_deepseek2(config, declared))
     mtp_layers = h.sizes["mtp_layers"] if config.get("num_nextn_predict_layers") is not None else None
     return h.update(nextn_predict_layers=mtp_layers)
 
 
-def with_indexer(config: CheckpointConfig, h: CheckpointHyperparameters) -> CheckpointHyperparameters:
-    heads, dim = config.count("index_n_heads"), config.count("index_head_dim")
+def add_indexer(config: CheckpointConfig, h: CheckpointHyperparameters) -> CheckpointHyperparameters:
+    heads, dim = config.read_count("index_n_heads"), config.read_count("index_head_dim")
     return h.update(
         {"index_heads": heads, "index_dim": dim, "index_queries": heads * dim},
         attention__indexer__head_count=heads,
         attention__indexer__key_length=dim,
-        attention__indexer__top_k=config.count("index_topk"),
+        attention__indexer__top_k=config.read_count("index_topk"),
     )
 
 
@@ -152,16 +152,16 @@ INDEXER: Layer = {
 }
 
 
-def indexer(sizes: Sizes, number: int) -> Layer:
+def list_indexer_tensors(sizes: Sizes, number: int) -> Layer:
     return INDEXER if sizes.get(f"chooses_{number}", 1) else {}
 
 
 FULL = "full", "shared"  # types of indexers
 
 
-def glm_dsa(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_glm_dsa(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read GLM: layers without an indexer attend to the keys that the last indexer selected."""
-    h = deepseek32(config, declared)
+    h = read_deepseek32(config, declared)
     types = config.get("indexer_types", ["full"] * h.sizes["layers"])
     full = [kind == "full" for kind in read_layer_types(config, "indexer_types", h.sizes["layers"], FULL, types)]
     return h.update(
@@ -170,15 +170,15 @@ def glm_dsa(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparame
     )
 
 
-def youtu(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_youtu(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Youtu: DeepSeek 2 with dense layers only."""
-    layers, hidden = config.count("num_hidden_layers"), config.count("intermediate_size")
+    layers, hidden = config.read_count("num_hidden_layers"), config.read_count("intermediate_size")
     none = {"n_routed_experts": 1, "num_experts_per_tok": 1, "n_shared_experts": None, "moe_intermediate_size": hidden}
-    h = deepseek2(config.update(**none, first_k_dense_replace=layers), declared)
+    h = read_deepseek2(config.update(**none, first_k_dense_replace=layers), declared)
     return h.update(expert_count=None, expert_used_count=None, expert_weights_scale=None)
 
 
-def glm4moe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_glm4moe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read GLM 4.5: partial RoPE, head norms in the largest models.
 
     A multi-token prediction layer is counted even where the checkpoint lacks it.
@@ -186,19 +186,22 @@ def glm4moe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparame
     h = add_deepseek_experts(config, declared(config))
     mtp_layers = h.sizes["mtp_layers"]
     return h.update(
-        {"head_norms": int(config.flag("use_qk_norm", False)), "attention_bias": int(config.flag("attention_bias"))},
+        {
+            "head_norms": int(config.read_flag("use_qk_norm", False)),
+            "attention_bias": int(config.read_flag("attention_bias")),
+        },
         block_count=h.sizes["layers"] + mtp_layers,
         nextn_predict_layers=mtp_layers or None,
         expert_gating_func=SIGMOID,
     )
 
 
-def solar_open(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_solar_open(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Solar Open: experts in all layers, without a key for leading dense ones."""
-    return glm4moe(config, declared).update(leading_dense_block_count=None)
+    return read_glm4moe(config, declared).update(leading_dense_block_count=None)
 
 
-def chatglm(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_chatglm(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read GLM, whose heads have the dimension width / heads."""
     h = declared(config)
     if h.sizes["queries"] != h.sizes["width"]:
@@ -206,22 +209,22 @@ def chatglm(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparame
     return h.update(attention__key_length=None, attention__value_length=None)
 
 
-def kimi_linear(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_kimi_linear(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Kimi Linear: no RoPE. config.json numbers the layers with attention from 1."""
-    section, heads = config.section("linear_attn_config"), config.count("num_attention_heads")
-    section.only("num_heads", heads)
-    rotated, latent = config.count("qk_rope_head_dim"), config.count("kv_lora_rank")
+    section, heads = config.get_section("linear_attn_config"), config.read_count("num_attention_heads")
+    section.require_value("num_heads", heads)
+    rotated, latent = config.read_count("qk_rope_head_dim"), config.read_count("kv_lora_rank")
     context = config.get("max_position_embeddings", config.get("model_max_length"))
     renamed = {"max_position_embeddings": context, "num_key_value_heads": 1, "head_dim": rotated}
     h = declared(config.update(**renamed))
     active = "num_experts_per_tok" if config.get("num_experts_per_token") is None else "num_experts_per_token"
     h = add_experts(config, h, "moe_intermediate_size", active_key=active)
-    attends = attending(section, h.sizes["layers"])
-    key_dim, value_dim = config.count("qk_nope_head_dim"), config.count("v_head_dim")
-    score, shared = config.get("moe_router_activation_func"), config.count("num_shared_experts")
-    dim = section.count("head_dim")
-    config.only("moe_router_activation_func", "sigmoid", "softmax")
-    taps, leading = section.count("short_conv_kernel_size", 4), count_leading_dense(config)
+    attends = mark_attention_layers(section, h.sizes["layers"])
+    key_dim, value_dim = config.read_count("qk_nope_head_dim"), config.read_count("v_head_dim")
+    score, shared = config.get("moe_router_activation_func"), config.read_count("num_shared_experts")
+    dim = section.read_count("head_dim")
+    config.require_value("moe_router_activation_func", "sigmoid", "softmax")
+    taps, leading = section.read_count("short_conv_kernel_size", 4), count_leading_dense(config)
     return h.update(
         {
             **name_layer_sizes("attends", attends),
@@ -243,7 +246,7 @@ def kimi_linear(config: CheckpointConfig, declared: Reader) -> CheckpointHyperpa
         attention__kv_lora_rank=latent,
         attention__key_length=latent + rotated,
         # That of heads that do not exist, if config.json has it.
-        attention__value_length=config.get("head_dim") and config.count("head_dim"),
+        attention__value_length=config.get("head_dim") and config.read_count("head_dim"),
         attention__key_length_mla=key_dim + rotated,
         attention__value_length_mla=value_dim,
         rope__dimension_count=rotated,
@@ -253,12 +256,12 @@ def kimi_linear(config: CheckpointConfig, declared: Reader) -> CheckpointHyperpa
         expert_shared_count=shared,
         expert_group_used_count=config.get("topk_group"),
         expert_gating_func=SCORES.get(score or "sigmoid"),
-        expert_weights_scale=config.number("routed_scaling_factor"),
+        expert_weights_scale=config.read_number("routed_scaling_factor"),
         leading_dense_block_count=leading,
     )
 
 
-def attending(section: CheckpointConfig, layers: int) -> list[bool]:
+def mark_attention_layers(section: CheckpointConfig, layers: int) -> list[bool]:
     """Mark the layers with attention. Raises ModelError if the others lack the delta rule."""
     full, kda = section.get("full_attn_layers"), section.get("kda_layers")
     if not isinstance(full, list) or not all(type(number) is int and 0 < number <= layers for number in full):
@@ -290,7 +293,7 @@ DELTA_RULE: Layer = {
 }
 
 
-def kimi_linear_layer(sizes: Sizes, number: int) -> Layer:
+def list_kimi_linear_tensors(sizes: Sizes, number: int) -> Layer:
     mixer = {**QUERIES, **LATENT} if sizes[f"attends_{number}"] else DELTA_RULE
     shared: Layer = {
         name: rename_tensor(f"block_sparse_moe.shared_experts.{name[4:-6]}_proj", *shape)
@@ -303,26 +306,35 @@ def kimi_linear_layer(sizes: Sizes, number: int) -> Layer:
 KINDS, LOWEST = ("full_attention", "indexed_attention", "linear_attention"), -5.0
 
 
-def glm5_next(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_glm5_next(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read GLM 5.3 Flash: delta-rule layers, and MLA layers that select pools of keys."""
-    section, heads = config.section("linear_attn_config"), config.count("num_attention_heads")
-    section.only("num_heads", heads)
+    section, heads = config.get_section("linear_attn_config"), config.read_count("num_attention_heads")
+    section.require_value("num_heads", heads)
     h = declared(config.update(num_key_value_heads=1, head_dim=None))
     h = add_experts(config, h, "moe_intermediate_size", "n_routed_experts")
     layers = h.sizes["layers"]
     attends = [kind != "linear_attention" for kind in read_layer_types(config, "layer_types", layers, KINDS)]
     full = [kind == "full" for kind in read_layer_types(config, "indexer_types", layers, FULL)]
-    row, key_dim, value_dim = (config.count(n) for n in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"))
-    dim, taps = section.count("head_dim"), section.count("short_conv_kernel_size")
+    row, key_dim, value_dim = (config.read_count(n) for n in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"))
+    dim, taps = section.read_count("head_dim"), section.read_count("short_conv_kernel_size")
     lowest = section.get("gate_lower_bound")
-    if lowest is None and section.flag("safe_gate", True):
+    if lowest is None and section.read_flag("safe_gate", True):
         lowest = LOWEST
-    leading, shared, limit = count_leading_dense(config), config.count("n_shared_experts"), config.get("swiglu_limit")
+    leading, shared, limit = (
+        count_leading_dense(config),
+        config.read_count("n_shared_experts"),
+        config.get("swiglu_limit"),
+    )
     sizes = {**name_layer_sizes("attends", attends), **name_layer_sizes("chooses", full)}
     sizes |= {"latent": row, "latent_and_key": row, "key_dim": key_dim, "value_dim": value_dim, "one": 1, "taps": taps}
     sizes |= {"queries": heads * key_dim, "values": heads * value_dim, "both_rows": heads * (key_dim + value_dim)}
-    sizes |= {"narrow": config.count("q_lora_rank"), "delta": heads * dim, "delta_dim": dim, "leading_dense": leading}
-    return with_pools(config, h).update(
+    sizes |= {
+        "narrow": config.read_count("q_lora_rank"),
+        "delta": heads * dim,
+        "delta_dim": dim,
+        "leading_dense": leading,
+    }
+    return add_pools(config, h).update(
         sizes | {"shared_hidden": shared * h.sizes["expert_hidden"]},
         attention__head_count_kv=[int(does) for does in attends],
         attention__layer_norm_epsilon=1e-6,
@@ -341,28 +353,28 @@ def glm5_next(config: CheckpointConfig, declared: Reader) -> CheckpointHyperpara
         leading_dense_block_count=leading,
         expert_feed_forward_length=h.sizes["expert_hidden"],
         expert_shared_count=shared,
-        expert_weights_scale=config.number("routed_scaling_factor"),
-        expert_weights_norm=config.flag("norm_topk_prob", True),
-        swiglu_clamp_exp=[config.number("swiglu_limit")] * layers if limit else None,
-        swiglu_clamp_shexp=[config.number("swiglu_limit")] * layers if limit else None,
+        expert_weights_scale=config.read_number("routed_scaling_factor"),
+        expert_weights_norm=config.read_flag("norm_topk_prob", True),
+        swiglu_clamp_exp=[config.read_number("swiglu_limit")] * layers if limit else None,
+        swiglu_clamp_shexp=[config.read_number("swiglu_limit")] * layers if limit else None,
     )
 
 
-def with_pools(config: CheckpointConfig, h: CheckpointHyperparameters) -> CheckpointHyperparameters:
+def add_pools(config: CheckpointConfig, h: CheckpointHyperparameters) -> CheckpointHyperparameters:
     """Add indexers and residual streams."""
-    config.only("scoring_func", "sigmoid")
-    pool, streams = config.count("index_kpool"), config.count("hc_mult")
+    config.require_value("scoring_func", "sigmoid")
+    pool, streams = config.read_count("index_kpool"), config.read_count("hc_mult")
     sizes = {"all_streams": streams * h.sizes["width"], "stream_weights": (2 + streams) * streams}
-    return with_indexer(config, h).update(
+    return add_indexer(config, h).update(
         {**sizes, "pool": pool, "three": 3},
         attention__indexer__kpool=pool,
         attention__indexer__kpool_select_tail=True,
         hyper_connection__count=streams,
-        hyper_connection__sinkhorn_iterations=config.count("hc_sinkhorn_iters"),
-        hyper_connection__epsilon=config.number("hc_eps"),
+        hyper_connection__sinkhorn_iterations=config.read_count("hc_sinkhorn_iters"),
+        hyper_connection__epsilon=config.read_number("hc_eps"),
         expert_gating_func=SIGMOID if config.get("scoring_func") else None,
-        expert_group_count=config.get("n_group") and config.count("n_group", maximum=1),
-        expert_group_used_count=config.get("topk_group") and config.count("topk_group", maximum=1),
+        expert_group_count=config.get("n_group") and config.read_count("n_group", maximum=1),
+        expert_group_used_count=config.get("topk_group") and config.read_count("topk_group", maximum=1),
     )
 
 
@@ -384,7 +396,7 @@ STREAMS: Layer = {
 }
 
 
-def glm5_next_layer(sizes: Sizes, number: int) -> Layer:
+def list_glm5_next_tensors(sizes: Sizes, number: int) -> Layer:
     rate = DerivedTensor(("heads",), {"self_attn.A_log": ("heads",)}, FUNCTIONS["decay"])
     mixer: Layer = {**DELTA_RULE, "ssm_a": rate}
     if sizes[f"attends_{number}"]:
@@ -393,22 +405,22 @@ def glm5_next_layer(sizes: Sizes, number: int) -> Layer:
     return {**NORMS_BEFORE, **STREAMS, **mixer, **(GATED if number < sizes["leading_dense"] else feeds)}
 
 
-def dots1(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_dots1(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read dots.llm1: experts next to a shared one, after the first layers."""
     return add_deepseek_experts(config, declared(config))
 
 
-def bailing2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_bailing2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Ling 2: head norms; experts are selected with a bias from the best groups."""
     h = declared(config.update(partial_rotary_factor=config.get("partial_rotary_factor", 0.5)))
     function = config.get("score_function")
-    hidden = config.count("num_shared_experts") * h.sizes["expert_hidden"]
-    hidden = config.count("moe_shared_expert_intermediate_size", hidden)
+    hidden = config.read_count("num_shared_experts") * h.sizes["expert_hidden"]
+    hidden = config.read_count("moe_shared_expert_intermediate_size", hidden)
     return h.update(
         {"shared_hidden": hidden},
         expert_shared_feed_forward_length=hidden,
         expert_gating_func=function and SCORES[function],
-        expert_group_count=config.get("n_group") and config.count("n_group"),
-        expert_group_used_count=config.get("topk_group") and config.count("topk_group"),
+        expert_group_count=config.get("n_group") and config.read_count("n_group"),
+        expert_group_used_count=config.get("topk_group") and config.read_count("topk_group"),
         nextn_predict_layers=config.get("num_nextn_predict_layers"),
     )

@@ -4,7 +4,7 @@ from localllm.convert.config import CheckpointConfig
 from localllm.convert.hyperparameters import CheckpointHyperparameters, Reader, add_sigmoid_experts, count_rotary_dims
 
 
-def exaone(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_exaone(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read EXAONE 3, which rotates a share of width / heads dimensions."""
     h = declared(config)
     return h.update(
@@ -13,19 +13,19 @@ def exaone(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparamet
     )
 
 
-def exaone4(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_exaone4(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read EXAONE 4: in the large model, only layers with a window have RoPE."""
     h = declared(config)
     if config.get("sliding_window") is None:
-        config.windows([False] * h.sizes["layers"])
+        config.require_windows([False] * h.sizes["layers"])
         return h
     return h.update(
-        attention__sliding_window=config.count("sliding_window"),
-        attention__sliding_window_pattern=exaone4_windows(config, h.sizes["layers"]),
+        attention__sliding_window=config.read_count("sliding_window"),
+        attention__sliding_window_pattern=mark_exaone4_windows(config, h.sizes["layers"]),
     )
 
 
-def exaone4_windows(config: CheckpointConfig, layers: int) -> list[bool]:
+def mark_exaone4_windows(config: CheckpointConfig, layers: int) -> list[bool]:
     """Return whether each layer has a window: by layer_types, or a pattern like LLLG or 4.
 
     The last layer has none.
@@ -37,13 +37,13 @@ def exaone4_windows(config: CheckpointConfig, layers: int) -> list[bool]:
         return [pattern[number % len(pattern)] == "L" for number in range(layers)]
     if types is not None:
         raise config.make_error("layer_types must be sliding_attention or full_attention for each layer")
-    period = config.count("sliding_window_pattern", 4)
+    period = config.read_count("sliding_window_pattern", 4)
     return [(number + 1) % period != 0 for number in range(layers)]
 
 
-def exaone_moe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_exaone_moe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read K-EXAONE: windows as in EXAONE 4."""
-    h = add_sigmoid_experts(config, exaone4(config, declared))
+    h = add_sigmoid_experts(config, read_exaone4(config, declared))
     return h.update(
         leading_dense_block_count=h.sizes["leading_dense"],
         rope__scaling__type=h.metadata.get("rope.scaling.type", "none"),

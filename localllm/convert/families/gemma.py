@@ -37,7 +37,7 @@ from localllm.convert.hyperparameters import (
 from localllm.convert.transforms import Shape, Sizes, TensorSource, pad_rows, stack
 
 
-def gemma2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_gemma2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Gemma 2: every other layer has a window."""
     return require_usual_scale(config, declared(config), arch_gemma2.LAYERS_OF_27B)
 
@@ -51,11 +51,11 @@ def require_usual_scale(
     """
     sizes = h.sizes
     usual = sizes["width"] // sizes["heads"] if sizes["layers"] == exception else sizes["head_dim"]
-    config.only("query_pre_attn_scalar", usual)
+    config.require_value("query_pre_attn_scalar", usual)
     return h
 
 
-def gemma3(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_gemma3(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Gemma 3: five layers of six have a window and another RoPE base."""
     h = require_usual_scale(config, declared(config), arch_gemma3.LAYERS_OF_27B)
     if config.get("attn_logit_softcapping") is not None:
@@ -65,13 +65,15 @@ def gemma3(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparamet
 
 def add_local_base(config: CheckpointConfig, h: CheckpointHyperparameters) -> CheckpointHyperparameters:
     """Add the RoPE base of layers with a window."""
-    local = config.section("rope_parameters").section("sliding_attention")
-    return h.update(rope__freq_base_swa=local.number("rope_theta", config.number("rope_local_base_freq", 10000.0)))
+    local = config.get_section("rope_parameters").get_section("sliding_attention")
+    return h.update(
+        rope__freq_base_swa=local.read_number("rope_theta", config.read_number("rope_local_base_freq", 10000.0))
+    )
 
 
-def gemma_embedding(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_gemma_embedding(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read EmbeddingGemma, whose windows are symmetric."""
-    if not config.flag("use_bidirectional_attention"):
+    if not config.read_flag("use_bidirectional_attention"):
         raise config.make_error("a causal Gemma3TextModel is not supported: it computes neither logits nor embeddings")
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if config.get(name) is not None:
@@ -82,11 +84,11 @@ def gemma_embedding(config: CheckpointConfig, declared: Reader) -> CheckpointHyp
 STREAMS = 4
 
 
-def gemma3n(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_gemma3n(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Gemma 3n: layers with and without a window; the last layers reuse keys and values."""
-    hidden, layers = config.get("intermediate_size"), config.count("num_hidden_layers")
+    hidden, layers = config.get("intermediate_size"), config.read_count("num_hidden_layers")
     h = declared(config.update(intermediate_size=read_uniform_value(config, "intermediate_size")))
-    shared, narrow = config.count("num_kv_shared_layers", 0), config.count("hidden_size_per_layer_input")
+    shared, narrow = config.read_count("num_kv_shared_layers", 0), config.read_count("hidden_size_per_layer_input")
     if shared >= layers:
         raise config.make_error(f"num_kv_shared_layers must be below {layers}")
     windows = list_windows(config, layers)
@@ -97,8 +99,8 @@ def gemma3n(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparame
             "others": STREAMS - 1,
             "narrow": narrow,
             "all_narrow": layers * narrow,
-            "known": config.count("vocab_size_per_layer_input", h.sizes["vocab"]),
-            "rank": config.count("laurel_rank"),
+            "known": config.read_count("vocab_size_per_layer_input", h.sizes["vocab"]),
+            "rank": config.read_count("laurel_rank"),
             "own_keys": layers - shared,
         },
         feed_forward_length=hidden,
@@ -128,7 +130,7 @@ def stack_streams(name: str) -> DerivedTensor:
     return DerivedTensor(("others", "width", "width"), stored, lambda sources, shape, sizes: stack(sources))
 
 
-def below(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+def remove_media_rows(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     """Remove the rows of image and audio tokens, which have no embeddings per layer."""
     return pad_rows(sources[0], shape[0])
 
@@ -137,7 +139,7 @@ GEMMA3N_WHOLE: Layer = {
     "altup_proj": stack_streams("altup_projections"),
     "altup_unembd_proj": stack_streams("altup_unembed_projections"),
     "per_layer_token_embd": DerivedTensor(
-        ("vocab", "all_narrow"), {"model.embed_tokens_per_layer.weight": ("known", "all_narrow")}, below
+        ("vocab", "all_narrow"), {"model.embed_tokens_per_layer.weight": ("known", "all_narrow")}, remove_media_rows
     ),
     "per_layer_model_proj": ("all_narrow", "width"),
     "per_layer_proj_norm": ("narrow",),
@@ -158,32 +160,34 @@ UNREAD_KEYS: Layer = {
 }
 
 
-def gemma3n_layer(sizes: Sizes, number: int) -> Layer:
+def list_gemma3n_tensors(sizes: Sizes, number: int) -> Layer:
     return GEMMA3N_LAYER if number < sizes["own_keys"] else {**GEMMA3N_LAYER, **UNREAD_KEYS}
 
 
 UNROTATED = 1e30  # divides the frequencies of pairs that do not rotate
 
 
-def gemma4(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_gemma4(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Gemma 4.
 
     Sizes are those of layers with full attention; with the prefix "local_", those of layers with a window.
     """
-    layers, shared = config.count("num_hidden_layers"), config.count("num_kv_shared_layers", 0)
+    layers, shared = config.read_count("num_hidden_layers"), config.read_count("num_kv_shared_layers", 0)
     windows, dim, local = (
         list_windows(config, layers, period=6),
         read_global_integer(config, "head_dim"),
-        config.count("head_dim"),
+        config.read_count("head_dim"),
     )
     if shared >= layers or windows[-1]:
         raise config.make_error("the last layer must have full attention, and some layer must compute its own keys")
-    kv_heads = config.count("num_key_value_heads")
-    few = read_global_integer(config, "num_key_value_heads") if config.flag("attention_k_eq_v") else kv_heads
-    rope, of_windows = (config.section("rope_parameters").section(f"{kind}_attention") for kind in ("full", "sliding"))
-    base = {"rope_theta": rope.number("rope_theta", 1e6)}
+    kv_heads = config.read_count("num_key_value_heads")
+    few = read_global_integer(config, "num_key_value_heads") if config.read_flag("attention_k_eq_v") else kv_heads
+    rope, of_windows = (
+        config.get_section("rope_parameters").get_section(f"{kind}_attention") for kind in ("full", "sliding")
+    )
+    base = {"rope_theta": rope.read_number("rope_theta", 1e6)}
     h = declared(config.update(head_dim=dim, num_key_value_heads=few, rope_parameters=base))
-    narrow, hidden = config.count("hidden_size_per_layer_input", 0), h.sizes["hidden"]
+    narrow, hidden = config.read_count("hidden_size_per_layer_input", 0), h.sizes["hidden"]
     wide = [hidden * (1 + (number >= layers - shared)) for number in range(layers)]
     sizes = {
         "local_dim": local,
@@ -192,20 +196,20 @@ def gemma4(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparamet
         "narrow": narrow,
         "all_narrow": layers * narrow,
         "own_keys": layers - shared,
-        "alike": int(config.flag("attention_k_eq_v")),
-        "double": 2 * hidden if config.flag("use_double_wide_mlp") else hidden,
+        "alike": int(config.read_flag("attention_k_eq_v")),
+        "double": 2 * hidden if config.read_flag("use_double_wide_mlp") else hidden,
         "one": 1,
         **name_layer_sizes("window", windows),
     }
-    if config.flag("enable_moe_block"):
+    if config.read_flag("enable_moe_block"):
         h = add_experts(config, h, "moe_intermediate_size", active_key="top_k_experts")
         sizes["both_hidden"] = 2 * h.sizes["expert_hidden"]
         h = h.update(expert_feed_forward_length=h.sizes["expert_hidden"])
     if narrow:
-        config.only("vocab_size_per_layer_input", h.sizes["vocab"])
+        config.require_value("vocab_size_per_layer_input", h.sizes["vocab"])
     return replace(h, tensors={"rope_freqs.weight": compute_rope_factors(rope, dim)}).update(
         sizes,
-        feed_forward_length=wide if config.flag("use_double_wide_mlp") else hidden,
+        feed_forward_length=wide if config.read_flag("use_double_wide_mlp") else hidden,
         attention__head_count_kv=[kv_heads if window else few for window in windows] if few != kv_heads else kv_heads,
         attention__key_length=dim,
         attention__value_length=dim,
@@ -213,7 +217,7 @@ def gemma4(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparamet
         attention__value_length_swa=local,
         attention__sliding_window_pattern=windows,
         attention__shared_kv_layers=shared,
-        rope__freq_base_swa=of_windows.number("rope_theta", 10000.0),
+        rope__freq_base_swa=of_windows.read_number("rope_theta", 10000.0),
         rope__dimension_count=dim,
         rope__dimension_count_swa=local,
         embedding_length_per_layer_input=narrow,
@@ -222,18 +226,18 @@ def gemma4(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparamet
 
 def read_global_integer(config: CheckpointConfig, name: str) -> int:
     """Read an integer for the layers with full attention: global_..., or per_layer_config of transformers."""
-    of_layers = config.section("per_layer_config").content.values()
+    of_layers = config.get_section("per_layer_config").content.values()
     values = [layer[name] for layer in of_layers if isinstance(layer, dict) and layer.get(name) is not None]
     if len({*map(str, values)}) > 1:
         raise config.make_error(f"per_layer_config: {name} must be the same for all layers with full attention")
     key, usual = {"head_dim": ("global_head_dim", 512)}.get(name, (f"num_global_{name[4:]}", config.get(name)))
-    return config.update(**{key: config.get(key, next(iter(values), usual))}).count(key)
+    return config.update(**{key: config.get(key, next(iter(values), usual))}).read_count(key)
 
 
 def compute_rope_factors(rope: CheckpointConfig, dim: int) -> np.ndarray:
     """Compute the divisors of frequencies, float32 [dim / 2]: only the first pairs rotate."""
-    rope.only("rope_type", "proportional")
-    share = rope.number("partial_rotary_factor", 0.25)
+    rope.require_value("rope_type", "proportional")
+    share = rope.read_number("partial_rotary_factor", 0.25)
     if share > 1:
         raise rope.make_error(f"partial_rotary_factor {share} is not supported")
     factors = np.full(dim // 2, UNROTATED, np.float32)
@@ -241,7 +245,7 @@ def compute_rope_factors(rope: CheckpointConfig, dim: int) -> np.ndarray:
     return factors
 
 
-def gemma4_attention(sizes: Sizes, number: int) -> Layer:
+def list_gemma4_attention_tensors(sizes: Sizes, number: int) -> Layer:
     """List a layer's attention tensors; one with shared keys may store unused ones."""
     dim, queries, keys = ("head_dim", "queries", "keys")
     if sizes[f"window_{number}"]:
@@ -267,11 +271,11 @@ MIXTURE: Layer = {
 }
 
 
-def gemma4_layer(sizes: Sizes, number: int) -> Layer:
+def list_gemma4_tensors(sizes: Sizes, number: int) -> Layer:
     inputs: Layer = {"inp_gate": ("narrow", "width"), "proj": ("width", "narrow"), "post_norm": ("width",)}
     wide: Layer = {"ffn_gate": ("double", "width"), "ffn_up": ("double", "width"), "ffn_down": ("width", "double")}
     return {
-        **gemma4_attention(sizes, number),
+        **list_gemma4_attention_tensors(sizes, number),
         **NORMS_BEFORE,
         **NORMS_BEHIND,
         **(GATED if number < sizes["own_keys"] else wide),
@@ -281,7 +285,7 @@ def gemma4_layer(sizes: Sizes, number: int) -> Layer:
     }
 
 
-def gemma4_whole(sizes: Sizes) -> Layer:
+def list_gemma4_global_tensors(sizes: Sizes) -> Layer:
     if not sizes["narrow"]:
         return {}
     return {

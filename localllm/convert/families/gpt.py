@@ -23,22 +23,22 @@ from localllm.convert.transforms import (
 )
 
 
-def gpt2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_gpt2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read GPT-2: its own key names, a position table."""
     refuse_other_activations(config, GELU)
-    config.only("scale_attn_weights", True)
-    config.only("scale_attn_by_inverse_layer_idx", False)
-    config.only("add_cross_attention", False)
-    width, heads, context = config.count("n_embd"), config.count("n_head"), config.count("n_positions")
+    config.require_value("scale_attn_weights", True)
+    config.require_value("scale_attn_by_inverse_layer_idx", False)
+    config.require_value("add_cross_attention", False)
+    width, heads, context = config.read_count("n_embd"), config.read_count("n_head"), config.read_count("n_positions")
     if width % heads:
         raise config.make_error(f"n_embd {width} must be divisible by n_head {heads}")
     sizes = {
-        "vocab": config.count("vocab_size"),
-        "layers": config.count("n_layer", maximum=MAX_LAYERS),
+        "vocab": config.read_count("vocab_size"),
+        "layers": config.read_count("n_layer", maximum=MAX_LAYERS),
         "width": width,
         "fused_rows": 3 * width,
         "queries": width,
-        "hidden": config.count("n_inner", 4 * width),
+        "hidden": config.read_count("n_inner", 4 * width),
         "context": context,
     }
     metadata: dict[str, object] = {
@@ -47,69 +47,79 @@ def gpt2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameter
         "embedding_length": width,
         "feed_forward_length": sizes["hidden"],
         "attention.head_count": heads,
-        "attention.layer_norm_epsilon": config.number("layer_norm_epsilon", 1e-5),
+        "attention.layer_norm_epsilon": config.read_number("layer_norm_epsilon", 1e-5),
     }
-    return CheckpointHyperparameters(sizes, metadata, {}, config.flag("tie_word_embeddings"))
+    return CheckpointHyperparameters(sizes, metadata, {}, config.read_flag("tie_word_embeddings"))
 
 
-def starcoder(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_starcoder(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read StarCoder 1: GPT-2 with a single key head, and matrices that are not transposed."""
-    config.only("multi_query", True)
-    h = gpt2(config, declared)
+    config.require_value("multi_query", True)
+    h = read_gpt2(config, declared)
     width, head_dim = h.sizes["width"], h.sizes["width"] // h.metadata["attention.head_count"]
-    config.only("n_inner", 4 * width)
+    config.require_value("n_inner", 4 * width)
     return h.update({"fused_rows": width + 2 * head_dim}, attention__head_count_kv=1)
 
 
-def codeshell(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_codeshell(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read CodeShell: RoPE, and biases."""
-    width = config.count("n_embd")
-    config.only("n_inner", 4 * width)
-    return declared(rename_keys(config, 4 * width, config.count("num_query_groups")))
+    width = config.read_count("n_embd")
+    config.require_value("n_inner", 4 * width)
+    return declared(rename_keys(config, 4 * width, config.read_count("num_query_groups")))
 
 
-def refact(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_refact(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Refact: ALiBi, a single key head."""
-    hidden = -(-int(8 * config.count("n_embd") / 3) // 256) * 256  # as in its code, whatever n_inner is
-    return declared(rename_keys(config.update(rms_norm_eps=config.number("layer_norm_epsilon", 1e-5)), hidden, 1))
+    hidden = -(-int(8 * config.read_count("n_embd") / 3) // 256) * 256  # as in its code, whatever n_inner is
+    return declared(rename_keys(config.update(rms_norm_eps=config.read_number("layer_norm_epsilon", 1e-5)), hidden, 1))
 
 
 def rename_keys(config: CheckpointConfig, hidden: int, groups: int) -> CheckpointConfig:
     """Rename GPT-2's keys to the usual ones."""
-    renamed = {"hidden_size": config.count("n_embd"), "num_attention_heads": config.count("n_head"), "head_dim": None}
-    renamed |= {"num_hidden_layers": config.count("n_layer", maximum=MAX_LAYERS), "num_key_value_heads": groups}
-    renamed |= {"max_position_embeddings": config.count("n_positions"), "intermediate_size": hidden}
+    renamed = {
+        "hidden_size": config.read_count("n_embd"),
+        "num_attention_heads": config.read_count("n_head"),
+        "head_dim": None,
+    }
+    renamed |= {"num_hidden_layers": config.read_count("n_layer", maximum=MAX_LAYERS), "num_key_value_heads": groups}
+    renamed |= {"max_position_embeddings": config.read_count("n_positions"), "intermediate_size": hidden}
     return config.update(**renamed)
 
 
-def bloom(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_bloom(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read BLOOM, also with its older key names."""
-    width, heads = config.count("hidden_size", config.get("n_embed")), config.count("n_head", config.get("num_heads"))
+    width, heads = (
+        config.read_count("hidden_size", config.get("n_embed")),
+        config.read_count("n_head", config.get("num_heads")),
+    )
     renamed: dict[str, object] = {"hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": heads}
     renamed |= {"num_hidden_layers": config.get("n_layer", config.get("num_hidden_layers"))}
     return declared(config.update(**renamed, intermediate_size=4 * width, head_dim=None))
 
 
-def mpt(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_mpt(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read MPT, whose exact GELU is approximated; queries, keys and values may be clamped."""
     config.warnings.append(APPROXIMATED)
-    attention = config.section("attn_config")
-    limit = attention.number("clip_qkv") if attention.get("clip_qkv") else None
+    attention = config.get_section("attn_config")
+    limit = attention.read_number("clip_qkv") if attention.get("clip_qkv") else None
     return declared(config).update(attention__clamp_kqv=limit)
 
 
-def falcon(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_falcon(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Falcon: one KV head per group of heads, or one in all; newer models have a norm per branch."""
-    newer, heads = config.flag("new_decoder_architecture"), config.count("num_attention_heads", config.get("n_head"))
-    groups = 1 if config.flag("multi_query", True) and not newer else config.count("num_kv_heads", heads)
+    newer, heads = (
+        config.read_flag("new_decoder_architecture"),
+        config.read_count("num_attention_heads", config.get("n_head")),
+    )
+    groups = 1 if config.read_flag("multi_query", True) and not newer else config.read_count("num_kv_heads", heads)
     renamed = {"num_attention_heads": heads, "num_key_value_heads": groups}
     renamed |= {"num_hidden_layers": config.get("num_hidden_layers", config.get("n_layer"))}
-    renamed |= {"intermediate_size": config.count("ffn_hidden_size", 4 * config.count("hidden_size"))}
+    renamed |= {"intermediate_size": config.read_count("ffn_hidden_size", 4 * config.read_count("hidden_size"))}
     h = declared(config.update(**renamed))
     return h.update({"two_norms": newer and config.get("num_ln_in_parallel_attn", 2) == 2})
 
 
-def gpt_oss(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_gpt_oss(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read gpt-oss: every other layer has a window; quantized experts are in MXFP4 blocks of 32."""
     h = declared(config)
     width, hidden = h.sizes["width"], h.sizes["expert_hidden"]
@@ -133,7 +143,7 @@ def take_half_of_biases(start: int, sources: Sequence[TensorSource], shape: Shap
     return take_every_second(sources[0], start)
 
 
-def mxfp4_blocks(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+def repack_mxfp4(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     return to_mxfp4_blocks(*sources)
 
 

@@ -13,26 +13,26 @@ LAYER = re.compile(r"model\.([LH])_module\.layers\.([0-9]+)\.(.+)")
 
 def read(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read HRM-Text. A layer is counted once for each pass with keys and values of its own."""
-    config.only("num_key_value_heads", config.get("num_attention_heads"))
-    high, low = (config.count(f"{name}_cycles", maximum=MAX_LAYERS) for name in "HL")
-    in_stack = config.count("num_layers_per_stack", config.get("num_hidden_layers"), maximum=MAX_LAYERS)
+    config.require_value("num_key_value_heads", config.get("num_attention_heads"))
+    high, low = (config.read_count(f"{name}_cycles", maximum=MAX_LAYERS) for name in "HL")
+    in_stack = config.read_count("num_layers_per_stack", config.get("num_hidden_layers"), maximum=MAX_LAYERS)
     h = declared(config.update(num_hidden_layers=in_stack))
-    if config.flag("prefix_lm", True):
+    if config.read_flag("prefix_lm", True):
         config.warnings.append("attention to the prompt is causal, although the model supports bidirectional attention")
     return h.update(
         {"layers": 2 * in_stack, "all_queries": 4 * h.sizes["queries"], "both_hidden": 2 * h.sizes["hidden"]},
         block_count=in_stack * high * (low + 1),
         attention__head_count_kv=None,
-        embedding_scale=config.number("embedding_scale", 1 / config.number("initializer_range", 0.02)),
+        embedding_scale=config.read_number("embedding_scale", 1 / config.read_number("initializer_range", 0.02)),
         rope__dimension_count=h.sizes["head_dim"],
         hrm__layers_per_stack=in_stack,
         hrm__h_cycles=high,
         hrm__l_cycles=low,
-        hrm__prefix_lm=config.flag("prefix_lm", True),
+        hrm__prefix_lm=config.read_flag("prefix_lm", True),
     )
 
 
-def in_one_stack(name: str, layers: int) -> str:
+def join_stacks(name: str, layers: int) -> str:
     """Rename a tensor as if there were a single stack."""
     match = LAYER.fullmatch(name)
     if not match:

@@ -18,21 +18,21 @@ from localllm.convert.transforms import Sizes
 LONGEST = 1 << 18  # HunYuan's training context, even if config.json has less
 
 
-def maincoder(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_maincoder(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Maincoder, whose files have a head dimension only if config.json does."""
     h = declared(config)
     return h.update(rope__dimension_count=h.sizes["head_dim"] if config.get("head_dim") is not None else None)
 
 
-def hunyuan(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_hunyuan(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read HunYuan: head norms after RoPE."""
-    rope = config.section("rope_parameters" if config.get("rope_parameters") else "rope_scaling")
+    rope = config.get_section("rope_parameters" if config.get("rope_parameters") else "rope_scaling")
     if rope.get("type", rope.get("rope_type")) != "dynamic":
         return declared(config)
-    base = {"rope_theta": find_rope_parameters(config).number("rope_theta", 10000.0)}
+    base = {"rope_theta": find_rope_parameters(config).read_number("rope_theta", 10000.0)}
     h = declared(config.update(rope_parameters=base, rope_scaling=None))
-    alpha, dims = rope.number("alpha"), h.sizes["head_dim"]
-    if rope.number("factor", 1.0) != 1:
+    alpha, dims = rope.read_number("alpha"), h.sizes["head_dim"]
+    if rope.read_number("factor", 1.0) != 1:
         raise config.make_error("dynamic RoPE scaling must have the factor 1")
     return h.update(
         rope__freq_base=h.metadata["rope.freq_base"] * alpha ** (dims / (dims - 2)),
@@ -43,43 +43,43 @@ def hunyuan(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparame
     )
 
 
-def hunyuan_vl(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_hunyuan_vl(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read HunYuan VL: four positions per token; GGUF's readers compute the base from alpha."""
     rope = find_rope_parameters(config)
     if rope.get("rope_type", rope.get("type")) not in ("dynamic", "xdrope"):
         raise config.make_error("rope_type must be dynamic or xdrope")
     counts = rope.get("xdrope_section", rope.get("mrope_section"))
-    plain = {"rope_type": "default", "rope_theta": rope.number("rope_theta", 10000.0)}
+    plain = {"rope_type": "default", "rope_theta": rope.read_number("rope_theta", 10000.0)}
     h = declared(config.update(rope_parameters=plain, rope_scaling=None))
     are_counts = isinstance(counts, list) and all(isinstance(count, int) and count > 0 for count in counts)
     if not are_counts or len(counts) != 4 or 2 * sum(counts) != h.sizes["head_dim"]:
         raise config.make_error(f"mrope_section must be four counts that add up to {h.sizes['head_dim'] // 2}")
     return h.update(
-        rope__scaling__alpha=rope.number("alpha"),
+        rope__scaling__alpha=rope.read_number("alpha"),
         rope__scaling__type="none",
-        rope__scaling__factor=rope.number("factor", 1.0),
+        rope__scaling__factor=rope.read_number("factor", 1.0),
         rope__scaling__original_context_length=h.metadata["context_length"],
         rope__dimension_sections=counts,
     )
 
 
-def hunyuan_moe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_hunyuan_moe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read HunYuan MoE, some of whose values are given per layer."""
-    layers = config.count("num_hidden_layers")
+    layers = config.read_count("num_hidden_layers")
     names = ("moe_topk", "moe_intermediate_size", "num_shared_expert")
     values = {name: read_uniform_value(config, name, layers) for name in names}
-    values["moe_intermediate_size"] = values["moe_intermediate_size"] or config.count("intermediate_size")
-    return hunyuan(config.update(**values), declared)
+    values["moe_intermediate_size"] = values["moe_intermediate_size"] or config.read_count("intermediate_size")
+    return read_hunyuan(config.update(**values), declared)
 
 
-def hy_v4(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_hy_v4(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Hunyuan 4: several residual streams, a gate on the heads' output, and a sink per head."""
-    config.only("n_group", 1)
-    config.only("topk_group", 1)
+    config.require_value("n_group", 1)
+    config.require_value("topk_group", 1)
     plain = config.update(n_group=None, topk_group=None, first_k_dense_replace=count_leading_dense(config))
-    h = deepseek.deepseek2(plain, declared)
-    layers, streams, limit = h.sizes["layers"], config.count("hc_mult"), config.get("swiglu_limit")
-    full = choosing(config, layers)
+    h = deepseek.read_deepseek2(plain, declared)
+    layers, streams, limit = h.sizes["layers"], config.read_count("hc_mult"), config.get("swiglu_limit")
+    full = mark_indexers(config, layers)
     h = h.update(
         {
             "mtp_layers": 0,
@@ -92,19 +92,19 @@ def hy_v4(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparamete
             **name_layer_sizes("chooses", full or [False] * layers),
         },
         expert_gating_func=SIGMOID,
-        swiglu_clamp_exp=[config.number("swiglu_limit")] * layers if limit else None,
+        swiglu_clamp_exp=[config.read_number("swiglu_limit")] * layers if limit else None,
         hyper_connection__count=streams,
-        hyper_connection__epsilon=config.number("hc_eps"),
-        hyper_connection__magnitude=config.number("hc_magnitude"),
+        hyper_connection__epsilon=config.read_number("hc_eps"),
+        hyper_connection__magnitude=config.read_number("hc_magnitude"),
     )
-    return h if full is None else deepseek.with_indexer(config, h).update(attention__indexer__types=full)
+    return h if full is None else deepseek.add_indexer(config, h).update(attention__indexer__types=full)
 
 
 INDEXERS = {"full": True, "shared": False}
 KINDS = {"full_attention": False, "sparse_attention": True, "deepseek_sparse_attention": True}
 
 
-def choosing(config: CheckpointConfig, layers: int) -> list[bool] | None:
+def mark_indexers(config: CheckpointConfig, layers: int) -> list[bool] | None:
     """Mark the layers with an indexer, by indexer_types or older keys; None without any."""
     types, kinds = config.get("indexer_types"), config.get("layer_types")
     if types is None and kinds is None:
@@ -119,9 +119,9 @@ def choosing(config: CheckpointConfig, layers: int) -> list[bool] | None:
     return full if any(full) else None
 
 
-def hy_v4_layer(sizes: Sizes, number: int) -> Layer:
+def list_hy_v4_tensors(sizes: Sizes, number: int) -> Layer:
     layer = {
-        **deepseek.deepseek2_layer(sizes, number),
+        **deepseek.list_deepseek2_tensors(sizes, number),
         "attn_gate": rename_tensor("self_attn.linear_gate", "values", "width"),
         "attn_sinks.weight": keep_tensor("self_attn.learnable_sink_param", "heads"),
     }
@@ -135,11 +135,11 @@ def hy_v4_layer(sizes: Sizes, number: int) -> Layer:
     return layer if number < sizes["leading_dense"] else {**layer, **list_expert_tensors(sizes, "mlp.experts")}
 
 
-def hy_v3(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_hy_v3(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read HunYuan 3."""
     return add_sigmoid_experts(config, declared(config))
 
 
-def with_shared_norm(name: str, layers: int) -> str:
+def rename_shared_norm(name: str, layers: int) -> str:
     """Rename the norm of the multi-token prediction layer."""
     return name.replace(f"layers.{layers}.final_layernorm.", f"layers.{layers}.shared_head.norm.")

@@ -37,36 +37,36 @@ UNLIKE = "GGUF's readers apply RMS norms and normalize the weights of both exper
 IN_VISION_MODELS = ("lfm2", "llama", "mistral", "qwen2", "qwen3")
 
 
-def llama4(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_llama4(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Llama 4: three layers of four attend within chunks and have RoPE; experts in every few layers."""
-    config.only("use_qk_norm", config.get("num_local_experts") != EXPERTS_OF_MAVERICK)
+    config.require_value("use_qk_norm", config.get("num_local_experts") != EXPERTS_OF_MAVERICK)
     h = declared(config)
     layers, step = h.sizes["layers"], h.sizes["step"]
-    config.only("moe_layers", [*range(step - 1, layers, step)])
+    config.require_value("moe_layers", [*range(step - 1, layers, step)])
     chunks = [number % 4 != 3 for number in range(layers)]
-    config.only("layer_types", ["chunked_attention" if chunk else "full_attention" for chunk in chunks])
-    config.only("no_rope_layers", [*map(int, chunks)], [])
+    config.require_value("layer_types", ["chunked_attention" if chunk else "full_attention" for chunk in chunks])
+    config.require_value("no_rope_layers", [*map(int, chunks)], [])
     h = add_experts(config, h, "intermediate_size", "num_local_experts")
     hidden = h.sizes["expert_hidden"]
     dense = name_layer_sizes("dense", [(number + 1) % step for number in range(layers)])
     return h.update({**dense, "shared_hidden": hidden, "both_hidden": 2 * hidden}, expert_feed_forward_length=hidden)
 
 
-def afmoe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_afmoe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read AFMoE, which scales embeddings."""
-    if not config.flag("mup_enabled"):
+    if not config.read_flag("mup_enabled"):
         raise config.make_error("mup_enabled must be true: GGUF's readers always scale embeddings")
     return declared(config)
 
 
-def apertus(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_apertus(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Apertus, which scales RoPE even if config.json has no parameters."""
     if config.get("rope_parameters") is None and config.get("rope_scaling") is None:
         config = config.update(rope_parameters=ROPE_OF_APERTUS)
     return declared(config)
 
 
-def xielu(stored: Mapping[str, StoredTensor], h: CheckpointHyperparameters) -> dict[str, object]:
+def read_xielu(stored: Mapping[str, StoredTensor], h: CheckpointHyperparameters) -> dict[str, object]:
     """Read the activation's parameters as metadata. Raises ModelError."""
     numbers: dict[str, list[float]] = {name: [] for name in XIELU}
     for number in range(h.sizes["layers"]):
@@ -78,25 +78,25 @@ def xielu(stored: Mapping[str, StoredTensor], h: CheckpointHyperparameters) -> d
     return {f"xielu.{name}": values for name, values in numbers.items()}
 
 
-def baichuan(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_baichuan(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Baichuan: the larger models have ALiBi, which GGUF's readers infer from the layer count."""
     unsaid = {"rope_theta": "rope__freq_base", "num_key_value_heads": "attention__head_count_kv"}
     defaults: dict[str, object] = {key: None for name, key in unsaid.items() if config.get(name) is None}
     return declared(config).update(**defaults)
 
 
-def ternary(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+def round_to_ternary(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     """Round each weight to -1, 0 or 1 times the mean magnitude of the matrix (Ma et al. 2024)."""
     numbers = as_float32(sources[0].rows(0, shape[0]), sources[0].dtype)
     inverse = np.float32(1) / np.float32(max(np.abs(numbers).mean(dtype=np.float64), 1e-5))
     return from_array(np.clip(np.round(numbers * inverse), -1, 1) / inverse)
 
 
-def diffusion(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_diffusion(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     return add_mask_token(config, declared(config))
 
 
-def diffusion_moe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_diffusion_moe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     return add_mask_token(config, declared(config), USUAL_MASK)
 
 
@@ -105,7 +105,7 @@ def add_mask_token(config: CheckpointConfig, h: CheckpointHyperparameters, usual
 
     usual: the default.
     """
-    mask = config.count("mask_token_id", usual) if config.get("mask_token_id") is not None else usual
+    mask = config.read_count("mask_token_id", usual) if config.get("mask_token_id") is not None else usual
     return h.update({"mask": mask}, attention__causal=False)
 
 
@@ -113,7 +113,7 @@ def mask_token(stored: Mapping[str, StoredTensor], h: CheckpointHyperparameters)
     return {"tokenizer.ggml.mask_token_id": h.sizes["mask"]} if h.sizes["mask"] else {}
 
 
-def granite_swa(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_granite_swa(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Granite 4 with windows: a sink per head; some layers may lack RoPE."""
     h = declared(config.update(sliding_window=None))
     layers, base = h.sizes["layers"], h.metadata["rope.freq_base"]
@@ -128,35 +128,38 @@ def granite_swa(config: CheckpointConfig, declared: Reader) -> CheckpointHyperpa
         rotates = [*map(bool, read_layer_flags(config, "no_rope_layers", layers))]
     return h.update(
         attention__rope_pattern=None if all(rotates) and not config.get("no_rope_layers") else rotates,
-        attention__sliding_window=config.count("sliding_window"),
+        attention__sliding_window=config.read_count("sliding_window"),
         attention__sliding_window_pattern=list_windows(config, layers),
     )
 
 
-def minicpm(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_minicpm(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read MiniCPM: factors of embeddings, residuals and logits; RoPE factors for short and long contexts."""
     h = declared(config)
     magnitude = h.metadata.get("rope.scaling.attn_factor")
     return h.update(
-        embedding_scale=config.number("scale_emb"),
-        residual_scale=config.number("scale_depth") / h.sizes["layers"] ** 0.5,
-        logit_scale=h.sizes["width"] / config.number("dim_model_base"),
+        embedding_scale=config.read_number("scale_emb"),
+        residual_scale=config.read_number("scale_depth") / h.sizes["layers"] ** 0.5,
+        logit_scale=h.sizes["width"] / config.read_number("dim_model_base"),
         rope__scaling__type="longrope" if h.tensors else h.metadata.get("rope.scaling.type"),
         rope__scaling__attn_factor=None if magnitude == 1 else magnitude,
     )
 
 
-def minicpm3(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_minicpm3(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read MiniCPM 3, whose factors are constants in GGUF's readers; RoPE factors as in MiniCPM."""
-    heads, rotated = config.count("num_attention_heads"), config.count("qk_rope_head_dim")
+    heads, rotated = config.read_count("num_attention_heads"), config.read_count("qk_rope_head_dim")
     h = declared(config.update(head_dim=rotated))
     if h.metadata["rope.freq_base"] != BASE:
         raise config.make_error(
             f"rope_theta {h.metadata['rope.freq_base']} is not supported: GGUF's readers take {BASE}"
         )
     magnitude = h.metadata.get("rope.scaling.attn_factor")
-    latent, narrow = config.count("kv_lora_rank"), config.count("q_lora_rank")
-    key_dim, value_dim = config.count("qk_nope_head_dim"), config.count("v_head_dim", h.sizes["width"] // heads)
+    latent, narrow = config.read_count("kv_lora_rank"), config.read_count("q_lora_rank")
+    key_dim, value_dim = (
+        config.read_count("qk_nope_head_dim"),
+        config.read_count("v_head_dim", h.sizes["width"] // heads),
+    )
     sizes = {"latent": latent, "narrow": narrow, "latent_and_key": latent + rotated, "values": heads * value_dim}
     sizes |= {"queries": heads * (key_dim + rotated), "both_rows": heads * (key_dim + value_dim)}
     return h.update(
@@ -170,94 +173,94 @@ def minicpm3(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparam
     )
 
 
-def mistral3(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_mistral3(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read the language model of Mistral Small 3; Ministral 3 adds YaRN and a temperature by position."""
     h = declared(config)
     if h.metadata.get("rope.scaling.type") != "yarn":
         return h
     rope = find_rope_parameters(config)
-    rope.only("attention_factor")
-    rope.only("mscale", 1)
+    rope.require_value("attention_factor")
+    rope.require_value("mscale", 1)
     return h.update(
         rope__scaling__attn_factor=None,
-        rope__scaling__yarn_log_multiplier=rope.number("mscale_all_dim"),
-        attention__temperature_scale=rope.number("llama_4_scaling_beta"),
+        rope__scaling__yarn_log_multiplier=rope.read_number("mscale_all_dim"),
+        attention__temperature_scale=rope.read_number("llama_4_scaling_beta"),
     )
 
 
-def muse_glimmer(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_muse_glimmer(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Muse Glimmer: three layers of four have a window and RoPE; head norms have one weight.
 
     Raises ModelError.
     """
-    scale = np.array([config.number("qk_scale_factor")], np.float32)
+    scale = np.array([config.read_number("qk_scale_factor")], np.float32)
     h = declared(config)
     base, windows = h.metadata["rope.freq_base"], list_windows(config, h.sizes["layers"], period=4)
-    config.only("layer_rope_theta", [base if window else 0 for window in windows])
+    config.require_value("layer_rope_theta", [base if window else 0 for window in windows])
     return replace(h, factors={"attn_q_norm": [scale]}).update(attention__sliding_window_pattern=windows)
 
 
-def olmo2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_olmo2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read OLMo 2, and OLMo 3, where some layers have a window."""
     h = declared(config)
     if config.get("sliding_window") is None:
         return h
     windows = [(number + 1) % 4 != 0 for number in range(h.sizes["layers"])]
-    config.windows(windows)
-    local = config.section("rope_parameters").section("sliding_attention")
+    config.require_windows(windows)
+    local = config.get_section("rope_parameters").get_section("sliding_attention")
     return h.update(
-        attention__sliding_window=config.count("sliding_window"),
+        attention__sliding_window=config.read_count("sliding_window"),
         attention__sliding_window_pattern=windows,
-        rope__freq_base_swa=local.number("rope_theta", h.metadata["rope.freq_base"]),
+        rope__freq_base_swa=local.read_number("rope_theta", h.metadata["rope.freq_base"]),
     )
 
 
-def phi3(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_phi3(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Phi 3: fused matrices, and RoPE factors for long contexts."""
     h = declared(config)
     rope, context = find_rope_parameters(config), h.metadata["context_length"]
-    return h.update(rope__scaling__original_context_length=rope.count("original_max_position_embeddings", context))
+    return h.update(rope__scaling__original_context_length=rope.read_count("original_max_position_embeddings", context))
 
 
-def phimoe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_phimoe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Phi 3.5 MoE: biases, and two experts per token."""
     config.warnings.append(UNLIKE)
-    return phi3(config, declared)
+    return read_phi3(config, declared)
 
 
-def smallthinker(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_smallthinker(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read SmallThinker: three layers of four have a window and RoPE, or all have RoPE."""
-    layers = config.count("num_hidden_layers", maximum=MAX_LAYERS)
-    config.only("moe_layer_layout", [1] * layers)
+    layers = config.read_count("num_hidden_layers", maximum=MAX_LAYERS)
+    config.require_value("moe_layer_layout", [1] * layers)
     windows = [int(number % PERIOD != 0) for number in range(layers)]
     layout = config.get("sliding_window_layout")
     has_windows = isinstance(layout, list) and any(layout) and config.get("sliding_window_size") is not None
-    config.only("sliding_window_layout", windows if has_windows else [0] * layers)
-    config.only("rope_layout", windows if has_windows else [1] * layers)
+    config.require_value("sliding_window_layout", windows if has_windows else [0] * layers)
+    config.require_value("rope_layout", windows if has_windows else [1] * layers)
     if has_windows:
-        config.only("sliding_window_size", WINDOW)
+        config.require_value("sliding_window_size", WINDOW)
     return declared(config).update(
-        expert_gating_func=SOFTMAX if config.flag("moe_primary_router_apply_softmax") else SIGMOID,
+        expert_gating_func=SOFTMAX if config.read_flag("moe_primary_router_apply_softmax") else SIGMOID,
         attention__sliding_window=WINDOW if has_windows else None,
     )
 
 
-def smollm3(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_smollm3(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read SmolLM 3: GGUF's readers skip RoPE in every fourth layer."""
     h = declared(config)
-    config.only("no_rope_layer_interval", 4)
-    config.only("no_rope_layers", [int((number + 1) % 4 != 0) for number in range(h.sizes["layers"])])
+    config.require_value("no_rope_layer_interval", 4)
+    config.require_value("no_rope_layers", [int((number + 1) % 4 != 0) for number in range(h.sizes["layers"])])
     return h
 
 
-def stablelm(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_stablelm(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read StableLM: the largest has head norms, and one norm for attention and feed-forward network."""
-    parallel = config.flag("use_parallel_residual")
-    flags = {"head_norms": int(config.flag("qk_layernorm")), "parallel": int(parallel)}
+    parallel = config.read_flag("use_parallel_residual")
+    flags = {"head_norms": int(config.read_flag("qk_layernorm")), "parallel": int(parallel)}
     return declared(config).update(flags, use_parallel_residual=parallel)
 
 
-def head_norms(sizes: Sizes, number: int) -> Layer:
+def list_head_norm_tensors(sizes: Sizes, number: int) -> Layer:
     """List norms that are stored per head."""
     heads = {"q": sizes["heads"], "k": sizes["kv_heads"]}
     return {f"attn_{kind}_norm": stack_head_norms(kind, count) for kind, count in heads.items()}
@@ -276,7 +279,7 @@ def stack_head_norms(kind: str, heads: int) -> DerivedTensor:
     return DerivedTensor(("heads" if kind == "q" else "kv_heads", "head_dim"), stored, build)
 
 
-def orion(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_orion(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Orion: layer norms, though config.json names RMS norms."""
     h = declared(config)
     if h.metadata["rope.freq_base"] != BASE:
@@ -291,7 +294,7 @@ def orion(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparamete
 
 def select_vision(config: CheckpointConfig) -> str:
     """Return the name of the language model's record, by text_config. Raises ModelError."""
-    kind = config.section("text_config").get("model_type", "llama")
+    kind = config.get_section("text_config").get("model_type", "llama")
     if kind not in IN_VISION_MODELS:
         supported = f"({', '.join(IN_VISION_MODELS)} are)"
         raise config.make_error(f"text_config: model_type {printable(str(kind))} is not supported {supported}")

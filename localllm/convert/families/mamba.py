@@ -26,19 +26,19 @@ from localllm.convert.transforms import FUNCTIONS, Shape, Sizes, TensorSource, a
 CONTEXT = 1 << 20  # unlimited; GGUF's readers need a value
 
 
-def mamba(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_mamba(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Mamba (Gu and Dao 2023, arXiv 2312.00752)."""
     refuse_other_activations(config, ("silu", "swish"))
-    config.only("use_conv_bias", True)
-    width = config.count("hidden_size")
-    inner, state = config.count("intermediate_size", 2 * width), config.count("state_size", 16)
+    config.require_value("use_conv_bias", True)
+    width = config.read_count("hidden_size")
+    inner, state = config.read_count("intermediate_size", 2 * width), config.read_count("state_size", 16)
     rank = config.get("time_step_rank")
-    rank = -(-width // 16) if rank in (None, "auto") else config.count("time_step_rank")
-    kernel, layers = config.count("conv_kernel", 4), config.count("num_hidden_layers", maximum=MAX_LAYERS)
+    rank = -(-width // 16) if rank in (None, "auto") else config.read_count("time_step_rank")
+    kernel, layers = config.read_count("conv_kernel", 4), config.read_count("num_hidden_layers", maximum=MAX_LAYERS)
     if inner != 2 * width:
         raise config.make_error(f"intermediate_size must be twice the hidden_size {width} (found {inner})")
     sizes = {
-        "vocab": config.count("vocab_size"),
+        "vocab": config.read_count("vocab_size"),
         "layers": layers,
         "width": width,
         "inner": inner,
@@ -57,7 +57,7 @@ def mamba(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparamete
         "ssm.time_step_rank": rank,
         "ssm.dt_b_c_rms": False,
     }
-    return CheckpointHyperparameters(sizes, metadata, {}, config.flag("tie_word_embeddings"))
+    return CheckpointHyperparameters(sizes, metadata, {}, config.read_flag("tie_word_embeddings"))
 
 
 def describe_recurrent(config: CheckpointConfig, layers: int, width: int) -> dict[str, Any]:
@@ -68,14 +68,14 @@ def describe_recurrent(config: CheckpointConfig, layers: int, width: int) -> dic
         "embedding_length": width,
         "feed_forward_length": 0,
         "attention.head_count": 0,
-        "attention.layer_norm_rms_epsilon": config.number("layer_norm_epsilon", 1e-5),
+        "attention.layer_norm_rms_epsilon": config.read_number("layer_norm_epsilon", 1e-5),
     }
 
 
-def falcon_mamba(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_falcon_mamba(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Falcon Mamba: norms of the scan's inputs."""
-    h = mamba(config, declared)
-    config.only("mixer_rms_eps", config.number("layer_norm_epsilon", 1e-5))
+    h = read_mamba(config, declared)
+    config.require_value("mixer_rms_eps", config.read_number("layer_norm_epsilon", 1e-5))
     return h.update(ssm__dt_b_c_rms=True)
 
 
@@ -84,7 +84,7 @@ def read_state_sizes(config: CheckpointConfig, inner: int, prefix: str, names: d
 
     prefix, names: of keys in config.json.
     """
-    heads, head_dim, groups, state, kernel = (config.count(prefix + names[name]) for name in names)
+    heads, head_dim, groups, state, kernel = (config.read_count(prefix + names[name]) for name in names)
     if inner != heads * head_dim or inner % groups or heads % groups:
         raise config.make_error(
             f"{heads} heads of dimension {head_dim} in {groups} groups do not match the inner width {inner}"
@@ -119,27 +119,27 @@ MAMBA2_KEYS = {"heads": "num_heads", "dim": "head_dim", "groups": "n_groups", "s
 HYBRID_KEYS = {"heads": "n_heads", "dim": "d_head", "groups": "n_groups", "state": "d_state", "kernel": "d_conv"}
 
 
-def mamba2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_mamba2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Mamba 2 (Dao and Gu 2024, arXiv 2405.21060)."""
     refuse_other_activations(config, ("silu", "swish"))
-    config.only("use_conv_bias", True)
-    config.only("use_bias", False)
-    config.only("rms_norm", True)
-    width, layers = config.count("hidden_size"), config.count("num_hidden_layers", maximum=MAX_LAYERS)
-    sizes = read_state_sizes(config, config.count("expand", 2) * width, "", MAMBA2_KEYS)
+    config.require_value("use_conv_bias", True)
+    config.require_value("use_bias", False)
+    config.require_value("rms_norm", True)
+    width, layers = config.read_count("hidden_size"), config.read_count("num_hidden_layers", maximum=MAX_LAYERS)
+    sizes = read_state_sizes(config, config.read_count("expand", 2) * width, "", MAMBA2_KEYS)
     metadata = describe_recurrent(config, layers, width)
-    sizes_of_model = {"vocab": config.count("vocab_size"), "layers": layers, "width": width}
+    sizes_of_model = {"vocab": config.read_count("vocab_size"), "layers": layers, "width": width}
     return add_state_metadata(
-        CheckpointHyperparameters(sizes_of_model, metadata, {}, config.flag("tie_word_embeddings")), sizes
+        CheckpointHyperparameters(sizes_of_model, metadata, {}, config.read_flag("tie_word_embeddings")), sizes
     )
 
 
-def rates(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+def convert_rates(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     """Convert logarithms, stored as a vector, to GGUF's column of decay rates."""
     return FUNCTIONS["decay"]([to_column(sources[0])], shape, sizes)
 
 
-def in_rows(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+def view_as_rows(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     """View a vector as a matrix."""
     return from_array(as_float32(sources[0].rows(0, 1), sources[0].dtype).reshape(shape))
 
@@ -156,7 +156,7 @@ def list_mamba2_tensors(prefix: str) -> Layer:
         ),
         "ssm_conv1d.bias": ("convolved",),
         "ssm_dt.bias": DerivedTensor(("state_heads",), {f"{prefix}.dt_bias": ("state_heads",)}, FUNCTIONS["same"]),
-        "ssm_a": DerivedTensor(("state_heads", "one"), {f"{prefix}.A_log": ("state_heads",)}, rates),
+        "ssm_a": DerivedTensor(("state_heads", "one"), {f"{prefix}.A_log": ("state_heads",)}, convert_rates),
         "ssm_d": DerivedTensor(
             ("state_heads", "one"), {f"{prefix}.D": ("state_heads",)}, lambda s, shape, _: to_column(s[0])
         ),
@@ -169,7 +169,9 @@ def declare_norm(prefix: str) -> Layer:
 
     prefix: of names in the checkpoint.
     """
-    return {"ssm_norm": DerivedTensor(("groups", "inner_of_group"), {f"{prefix}.norm.weight": ("inner",)}, in_rows)}
+    return {
+        "ssm_norm": DerivedTensor(("groups", "inner_of_group"), {f"{prefix}.norm.weight": ("inner",)}, view_as_rows)
+    }
 
 
 MAMBA2, NORM = list_mamba2_tensors("mamba"), declare_norm("mamba")
@@ -180,12 +182,12 @@ def add_mamba2(config: CheckpointConfig, h: CheckpointHyperparameters, inner: in
 
     inner: width between its matrices.
     """
-    config.only("mamba_conv_bias", True)
-    config.only("mamba_proj_bias", False)
-    heads, groups = config.count("mamba_n_heads"), config.count("mamba_n_groups")
-    if inner != heads * config.count("mamba_d_head") or heads % groups:
+    config.require_value("mamba_conv_bias", True)
+    config.require_value("mamba_proj_bias", False)
+    heads, groups = config.read_count("mamba_n_heads"), config.read_count("mamba_n_groups")
+    if inner != heads * config.read_count("mamba_d_head") or heads % groups:
         raise config.make_error(f"{heads} heads in {groups} groups do not match the inner width {inner}")
-    kernel = config.count("mamba_d_conv", 4)
+    kernel = config.read_count("mamba_d_conv", 4)
     sizes = read_state_sizes(config.update(mamba_d_conv=kernel), inner, "mamba_", HYBRID_KEYS)
     state = sizes.pop("state")
     return h.update(
@@ -198,41 +200,41 @@ def add_mamba2(config: CheckpointConfig, h: CheckpointHyperparameters, inner: in
     )
 
 
-def attending(h: CheckpointHyperparameters, attends: Sequence[bool]) -> CheckpointHyperparameters:
+def mark_attention_layers(h: CheckpointHyperparameters, attends: Sequence[bool]) -> CheckpointHyperparameters:
     """Mark the layers with attention, which have key heads."""
     kv_heads = [h.sizes["kv_heads"] if does else 0 for does in attends]
     return h.update(name_layer_sizes("attends", attends), attention__head_count_kv=kv_heads)
 
 
-def mamba2_layer(sizes: Sizes, number: int) -> Layer:
+def list_mamba2_layer_tensors(sizes: Sizes, number: int) -> Layer:
     return {**list_mamba2_tensors("mixer"), **declare_norm("mixer")}
 
 
-def jamba(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_jamba(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Jamba: no RoPE; experts in every few layers; norms of the scan's inputs."""
     h = declared(config)
     layers, width = h.sizes["layers"], h.sizes["width"]
-    kernel, state = config.count("mamba_d_conv", 4), config.count("mamba_d_state", 16)
-    inner, rank = config.count("mamba_expand", 2) * width, config.get("mamba_dt_rank")
-    rank = -(-width // 16) if rank in (None, "auto") else config.count("mamba_dt_rank")
+    kernel, state = config.read_count("mamba_d_conv", 4), config.read_count("mamba_d_state", 16)
+    inner, rank = config.read_count("mamba_expand", 2) * width, config.get("mamba_dt_rank")
+    rank = -(-width // 16) if rank in (None, "auto") else config.read_count("mamba_dt_rank")
     sizes = {"kernel": kernel, "state": state, "inner": inner, "both_inner": 2 * inner, "rank": rank, "one": 1}
     sizes |= {"rank_and_states": rank + 2 * state, "expert_hidden": h.sizes["hidden"]}
-    experts, every = config.count("num_experts", 16), mark_periodic(config, "expert", layers, 2, 1)
+    experts, every = config.read_count("num_experts", 16), mark_periodic(config, "expert", layers, 2, 1)
     sizes |= {"experts": experts} | name_layer_sizes("mixes", [does and experts > 1 for does in every])
-    h = attending(h.update(sizes), mark_periodic(config, "attn", layers, 8, 4))
+    h = mark_attention_layers(h.update(sizes), mark_periodic(config, "attn", layers, 8, 4))
     return h.update(
         ssm__conv_kernel=kernel,
         ssm__state_size=state,
         ssm__inner_size=inner,
         ssm__time_step_rank=rank,
         expert_count=experts,
-        expert_used_count=config.count("num_experts_per_tok", 2),
+        expert_used_count=config.read_count("num_experts_per_tok", 2),
     )
 
 
 def mark_periodic(config: CheckpointConfig, name: str, layers: int, period: int, offset: int) -> list[bool]:
     """Mark every `period`-th layer from `offset` on."""
-    period, offset = config.count(f"{name}_layer_period", period), config.get(f"{name}_layer_offset", offset)
+    period, offset = config.read_count(f"{name}_layer_period", period), config.get(f"{name}_layer_offset", offset)
     if not isinstance(offset, int) or not 0 <= offset < period:
         raise config.make_error(f"{name}_layer_offset must be below {name}_layer_period, {period}")
     return [number % period == offset for number in range(layers)]
@@ -241,7 +243,7 @@ def mark_periodic(config: CheckpointConfig, name: str, layers: int, period: int,
 GRANITE_KINDS = {"mamba": False, "attention": True, "linear_attention": False, "full_attention": True}
 
 
-def granitehybrid(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_granitehybrid(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Granite 4: no RoPE; experts and a shared network, or the shared network alone."""
     h = declared(config)
     kinds = config.get("layer_types") or config.get("layers_block_type")
@@ -249,49 +251,49 @@ def granitehybrid(config: CheckpointConfig, declared: Reader) -> CheckpointHyper
     attends = [GRANITE_KINDS[kind] for kind in kinds]
     if all(attends):
         raise config.make_error("at least one layer must be a Mamba 2 layer in this architecture")
-    h = add_mamba2(config, h, config.count("mamba_expand", 2) * h.sizes["width"])
-    h = attending(h, attends)
-    experts, shared = config.count("num_local_experts", 0), config.count("shared_intermediate_size")
+    h = add_mamba2(config, h, config.read_count("mamba_expand", 2) * h.sizes["width"])
+    h = mark_attention_layers(h, attends)
+    experts, shared = config.read_count("num_local_experts", 0), config.read_count("shared_intermediate_size")
     sizes = {"experts": experts, "shared_hidden": shared, "both_shared": 2 * shared}
     sizes |= {"expert_hidden": h.sizes["hidden"], "both_hidden": 2 * h.sizes["hidden"]}
     h = h.update(
         sizes, context_length=CONTEXT, rope__scaling__finetuned=False, expert_shared_feed_forward_length=shared
     )
     if not experts:
-        config.only("shared_intermediate_size", h.sizes["hidden"])
-    return h.update(expert_count=experts, expert_used_count=config.count("num_experts_per_tok", 0))
+        config.require_value("shared_intermediate_size", h.sizes["hidden"])
+    return h.update(expert_count=experts, expert_used_count=config.read_count("num_experts_per_tok", 0))
 
 
-def bamba(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_bamba(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Bamba: attention with partial RoPE in some layers, Mamba 2 in the others."""
     dims = config.get("attn_rotary_emb")
-    head_dim = config.count("hidden_size") // config.count("num_attention_heads")
+    head_dim = config.read_count("hidden_size") // config.read_count("num_attention_heads")
     renamed = config
     if dims is not None:
-        renamed = config.update(partial_rotary_factor=config.count("attn_rotary_emb") / head_dim)
+        renamed = config.update(partial_rotary_factor=config.read_count("attn_rotary_emb") / head_dim)
     h = declared(renamed)
     indices, layers = config.get("attn_layer_indices"), h.sizes["layers"]
     if not isinstance(indices, list) or not all(type(index) is int and 0 <= index < layers for index in indices):
         raise config.make_error(f"attn_layer_indices must be a list of some of the {layers} layers")
     rotated_dims = count_rotary_dims(renamed, h.sizes["head_dim"])
-    h = add_mamba2(config, h, config.count("mamba_expand", 2) * h.sizes["width"])
-    h = attending(h.update({"rotated_dims": rotated_dims}), [number in indices for number in range(layers)])
+    h = add_mamba2(config, h, config.read_count("mamba_expand", 2) * h.sizes["width"])
+    h = mark_attention_layers(h.update({"rotated_dims": rotated_dims}), [number in indices for number in range(layers)])
     return h.update(vocab_size=h.sizes["vocab"], rope__dimension_count=rotated_dims, rope__scaling__finetuned=True)
 
 
-def granitehybrid_layer(sizes: Sizes, number: int) -> Layer:
+def list_granitehybrid_tensors(sizes: Sizes, number: int) -> Layer:
     return ATTENTION if sizes[f"attends_{number}"] else {**MAMBA2, **NORM}
 
 
-def falcon_h1(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_falcon_h1(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Falcon H1: attention and Mamba 2 in parallel; muP multipliers are folded into the matrices."""
     h = declared(config)
-    config.only("tie_word_embeddings", False)
-    if config.flag("mamba_rms_norm", False):
-        config.only("mamba_norm_before_gate", False)
-    inner = config.count("mamba_d_ssm", config.count("mamba_expand", 2) * h.sizes["width"])
+    config.require_value("tie_word_embeddings", False)
+    if config.read_flag("mamba_rms_norm", False):
+        config.require_value("mamba_norm_before_gate", False)
+    inner = config.read_count("mamba_d_ssm", config.read_count("mamba_expand", 2) * h.sizes["width"])
     h = add_state_metadata(h, read_state_sizes(config, inner, "mamba_", HYBRID_KEYS))
-    h = h.update({"has_norm": int(config.flag("mamba_rms_norm", False))})
+    h = h.update({"has_norm": int(config.read_flag("mamba_rms_norm", False))})
     return replace(h, factors=compute_factors(config, h.sizes))
 
 
@@ -299,12 +301,12 @@ def compute_factors(config: CheckpointConfig, sizes: Sizes) -> dict[str, list[np
     """Return muP's multipliers, by matrix."""
 
     def factor(name: str) -> np.ndarray:
-        return np.array([config.number(f"{name}_multiplier", 1.0)], np.float32)
+        return np.array([config.read_number(f"{name}_multiplier", 1.0)], np.float32)
 
     groups = sizes["groups"] * sizes["state"]
     rows = [sizes["inner"], sizes["inner"], groups, groups, sizes["state_heads"]]
-    of_parts = np.array(config.numbers("ssm_multipliers", len(rows)), np.float32)
-    of_gate, of_down = np.array(config.numbers("mlp_multipliers", 2), np.float32)
+    of_parts = np.array(config.read_numbers("ssm_multipliers", len(rows)), np.float32)
+    of_gate, of_down = np.array(config.read_numbers("mlp_multipliers", 2), np.float32)
     attention = factor("attention_in")
     return {
         "token_embd": [factor("embedding")],
@@ -320,7 +322,7 @@ def compute_factors(config: CheckpointConfig, sizes: Sizes) -> dict[str, list[np
     }
 
 
-def falcon_h1_layer(sizes: Sizes, number: int) -> Layer:
+def list_falcon_h1_tensors(sizes: Sizes, number: int) -> Layer:
     return {**MAMBA2, **(NORM if sizes["has_norm"] else {})}
 
 
@@ -332,15 +334,17 @@ NEMOTRON_KINDS |= {"attention": ATTENDS, "full_attention": ATTENDS, "mlp": FEEDS
 EXPERT_KINDS = ("E", "moe")
 
 
-def nemotron_h(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_nemotron_h(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Nemotron H, which has no RoPE."""
     kinds = classify_layers(config)
     renamed = {"num_hidden_layers": len(kinds), "rope_parameters": None, "rope_scaling": None}
     h = declared(config.update(**renamed))
-    inner = config.count("mamba_num_heads") * config.count("mamba_head_dim")
+    inner = config.read_count("mamba_num_heads") * config.read_count("mamba_head_dim")
     h = add_state_metadata(h, read_state_sizes(config, inner, "", NEMOTRON_KEYS))
-    hidden = config.count("moe_intermediate_size") if has_experts(config) else h.sizes["hidden"]
-    epsilon = config.number("layer_norm_epsilon", config.number("rms_norm_eps", config.number("norm_eps", 1e-5)))
+    hidden = config.read_count("moe_intermediate_size") if has_experts(config) else h.sizes["hidden"]
+    epsilon = config.read_number(
+        "layer_norm_epsilon", config.read_number("rms_norm_eps", config.read_number("norm_eps", 1e-5))
+    )
     return h.update(
         name_layer_sizes("kind", kinds) | name_layer_sizes("feeds", [kind == FEEDS for kind in kinds]),
         context_length=CONTEXT,
@@ -356,7 +360,7 @@ def nemotron_h(config: CheckpointConfig, declared: Reader) -> CheckpointHyperpar
     )
 
 
-def layer_kinds(config: CheckpointConfig) -> list[str]:
+def parse_layer_types(config: CheckpointConfig) -> list[str]:
     """Return the layers' types as in config.json: letters, or words."""
     kinds = config.get("hybrid_override_pattern", config.get("layers_block_type"))
     if not isinstance(kinds, str | list) or not kinds or not {*map(str, kinds)} <= NEMOTRON_KINDS.keys():
@@ -365,8 +369,8 @@ def layer_kinds(config: CheckpointConfig) -> list[str]:
 
 
 def classify_layers(config: CheckpointConfig) -> list[int]:
-    kinds = layer_kinds(config)
-    config.only("num_hidden_layers", len(kinds))
+    kinds = parse_layer_types(config)
+    config.require_value("num_hidden_layers", len(kinds))
     if {NEMOTRON_KINDS[kind] for kind in kinds} != {STATES, ATTENDS, FEEDS}:
         raise config.make_error("the layers must include attention, Mamba 2 and feed-forward networks")
     if {kind in EXPERT_KINDS for kind in kinds if NEMOTRON_KINDS[kind] == FEEDS} == {True, False}:
@@ -376,20 +380,20 @@ def classify_layers(config: CheckpointConfig) -> list[int]:
 
 def has_experts(config: CheckpointConfig) -> bool:
     """Return whether feed-forward networks are experts."""
-    return any(kind in EXPERT_KINDS for kind in layer_kinds(config))
+    return any(kind in EXPERT_KINDS for kind in parse_layer_types(config))
 
 
-def nemotron_h_moe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_nemotron_h_moe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Nemotron H with ungated experts next to a shared one."""
-    h = add_experts(config, nemotron_h(config, declared), "moe_intermediate_size", "n_routed_experts")
-    shared = config.count("moe_shared_expert_intermediate_size")
+    h = add_experts(config, read_nemotron_h(config, declared), "moe_intermediate_size", "n_routed_experts")
+    shared = config.read_count("moe_shared_expert_intermediate_size")
     return h.update(
         {"shared_hidden": shared},
         expert_feed_forward_length=h.sizes["expert_hidden"],
         expert_shared_feed_forward_length=shared,
         expert_shared_count=1,
-        expert_weights_norm=config.flag("norm_topk_prob", True),
-        expert_weights_scale=config.number("routed_scaling_factor", 1.0),
+        expert_weights_norm=config.read_flag("norm_topk_prob", True),
+        expert_weights_scale=config.read_number("routed_scaling_factor", 1.0),
         expert_group_count=1,
         expert_group_used_count=1,
     )
@@ -400,34 +404,34 @@ def select_nemotron_h(config: CheckpointConfig) -> str:
     return "NemotronHForCausalLM+experts" if has_experts(config) else "NemotronHForCausalLM"
 
 
-def nemotron_h_layer(sizes: Sizes, number: int) -> Layer:
+def list_nemotron_h_tensors(sizes: Sizes, number: int) -> Layer:
     """List a layer's tensors without those of a feed-forward network."""
     kind = sizes[f"kind_{number}"]
-    return ATTENTION if kind == ATTENDS else mamba2_layer(sizes, number) if kind == STATES else {}
+    return ATTENTION if kind == ATTENDS else list_mamba2_layer_tensors(sizes, number) if kind == STATES else {}
 
 
-def lfm2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_lfm2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read LFM2: convolutions over the latest tokens; some layers have attention."""
-    epsilon = {"rms_norm_eps": config.number("norm_eps", 1e-5), "intermediate_size": compute_hidden_size(config)}
+    epsilon = {"rms_norm_eps": config.read_number("norm_eps", 1e-5), "intermediate_size": compute_hidden_size(config)}
     h = declared(config.update(**epsilon))
     kinds = read_layer_types(config, "layer_types", h.sizes["layers"], ("conv", "full_attention"))
-    taps = config.count("conv_L_cache", 3)
+    taps = config.read_count("conv_L_cache", 3)
     sizes = {"taps": taps, "one": 1, "into_gates": 3 * h.sizes["width"]}
-    return attending(h.update(sizes), [kind != "conv" for kind in kinds]).update(shortconv__l_cache=taps)
+    return mark_attention_layers(h.update(sizes), [kind != "conv" for kind in kinds]).update(shortconv__l_cache=taps)
 
 
 def compute_hidden_size(config: CheckpointConfig) -> int:
     """Return the feed-forward hidden size, adjusted like in transformers unless config.json's is final."""
-    hidden = config.count("block_ff_dim" if config.get("block_ff_dim") is not None else "intermediate_size")
-    if not config.flag("block_auto_adjust_ff_dim", True):
+    hidden = config.read_count("block_ff_dim" if config.get("block_ff_dim") is not None else "intermediate_size")
+    if not config.read_flag("block_auto_adjust_ff_dim", True):
         return hidden
-    multiple = config.count("block_multiple_of", 256)
-    hidden = int(config.number("block_ffn_dim_multiplier", 1.0) * int(2 * hidden / 3))
+    multiple = config.read_count("block_multiple_of", 256)
+    hidden = int(config.read_number("block_ffn_dim_multiplier", 1.0) * int(2 * hidden / 3))
     return -(-hidden // multiple) * multiple
 
 
-def lfm2_moe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_lfm2_moe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read LFM2 with experts after the first layers."""
-    h = lfm2(config.update(block_auto_adjust_ff_dim=False), declared)
-    leading = config.count("num_dense_layers", 2)
+    h = read_lfm2(config.update(block_auto_adjust_ff_dim=False), declared)
+    leading = config.read_count("num_dense_layers", 2)
     return h.update({"leading_dense": leading}, leading_dense_block_count=leading)

@@ -9,11 +9,11 @@ from localllm.convert.transforms import Sizes
 def read(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read MiMo-V2: other key heads in layers with a window; values shorter than keys."""
     for name in ("head_dim", "num_attention_heads", "v_head_dim"):
-        config.only(f"swa_{name}", config.get(name))
+        config.require_value(f"swa_{name}", config.get(name))
     h = declared(config)
-    layers, dim = h.sizes["layers"], config.count("v_head_dim")
+    layers, dim = h.sizes["layers"], config.read_count("v_head_dim")
     windows, mixes = (read_layer_flags(config, name, layers) for name in ("hybrid_layer_pattern", "moe_layer_freq"))
-    local = config.count("swa_num_key_value_heads", h.sizes["kv_heads"])
+    local = config.read_count("swa_num_key_value_heads", h.sizes["kv_heads"])
     kv_heads = [local if window else h.sizes["kv_heads"] for window in windows]
     scale = config.get("attention_value_scale")
     return h.update(
@@ -26,14 +26,14 @@ def read(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameter
         },
         attention__head_count_kv=kv_heads,
         attention__value_length=dim,
-        attention__value_scale=None if scale is None else config.number("attention_value_scale"),
+        attention__value_scale=None if scale is None else config.read_number("attention_value_scale"),
         attention__sliding_window_pattern=[*map(int, windows)],
-        expert_group_count=config.get("n_group") and config.count("n_group"),
-        expert_group_used_count=config.get("topk_group") and config.count("topk_group"),
+        expert_group_count=config.get("n_group") and config.read_count("n_group"),
+        expert_group_used_count=config.get("topk_group") and config.read_count("topk_group"),
     )
 
 
-def layer(sizes: Sizes, number: int) -> Layer:
+def list_layer_tensors(sizes: Sizes, number: int) -> Layer:
     attention: Layer = {
         "attn_q": ("queries", "width"),
         "attn_k": (f"keys_{number}", "width"),

@@ -22,7 +22,7 @@ from localllm.convert.family import (
     Dimensions,
     Layer,
     list_expert_tensors,
-    mtp_layer,
+    list_mtp_tensors,
     rename_tensor,
 )
 from localllm.convert.files import read_json, read_text, report_as_model_error
@@ -60,7 +60,7 @@ def is_reranker(config: CheckpointConfig) -> bool:
     return "# qwen3-reranker" in card.lower() or any("qwen3-reranker" in name.lower() for name in names)
 
 
-def ranker(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_ranker(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read a reranker whose head is two rows of the output matrix."""
     path = config.path.parent / "tokenizer.json"
     with report_as_model_error(path):
@@ -72,14 +72,14 @@ def ranker(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparamet
     return h.update({**answers, "labels": 2}, pooling_type=RANK, classifier__output_labels=[*ANSWERS])
 
 
-def classifier(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_classifier(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read a reranker with a separate head."""
     named = read_labels(config)
     h = declared(config).update({"labels": len(named)}, pooling_type=RANK)
     return h.update(classifier__output_labels=named) if len(named) > 1 else h
 
 
-def rows_of_answers(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+def take_answer_rows(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     """Take the output matrix's rows of yes and no."""
     return pick_rows(sources[0], shape, lambda rows: np.array([sizes[name] for name in ANSWERS])[np.asarray(rows)])
 
@@ -88,28 +88,28 @@ def select(config: CheckpointConfig) -> str:
     """Return the name of the record: of a chat model, or of a reranker."""
     if not is_reranker(config):
         return "Qwen3ForCausalLM"
-    return "Qwen3ForCausalLM+tied_ranker" if config.flag("tie_word_embeddings") else "Qwen3ForCausalLM+ranker"
+    return "Qwen3ForCausalLM+tied_ranker" if config.read_flag("tie_word_embeddings") else "Qwen3ForCausalLM+ranker"
 
 
-def qwen3vl(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_qwen3vl(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Qwen3-VL, with the number of its DeepStack layers."""
     h = declared(config)
-    deep = config.section("vision_config").get("deepstack_visual_indexes", [])
+    deep = config.get_section("vision_config").get("deepstack_visual_indexes", [])
     return h.update(n_deepstack_layers=len(deep) if isinstance(deep, list) else 0)
 
 
 KINDS = {"linear_attention": False, "full_attention": True}
 
 
-def delta_rule(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_delta_rule(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read attention with gated queries, and the delta rule."""
     h = declared(config)
-    keys, values = config.count("linear_num_key_heads"), config.count("linear_num_value_heads")
-    key_dim, value_dim = config.count("linear_key_head_dim"), config.count("linear_value_head_dim")
-    kernel = config.count("linear_conv_kernel_dim", 4)
+    keys, values = config.read_count("linear_num_key_heads"), config.read_count("linear_num_value_heads")
+    key_dim, value_dim = config.read_count("linear_key_head_dim"), config.read_count("linear_value_head_dim")
+    kernel = config.read_count("linear_conv_kernel_dim", 4)
     if values % keys:
         raise config.make_error(f"the {values} value heads must be a multiple of the {keys} key heads")
-    attends, interval = attending(config, h.sizes["layers"])
+    attends, interval = mark_attention_layers(config, h.sizes["layers"])
     sizes = {
         "both_queries": 2 * h.sizes["queries"],
         "key_heads": keys,
@@ -140,38 +140,38 @@ def delta_rule(config: CheckpointConfig, declared: Reader) -> CheckpointHyperpar
     )
 
 
-def attending(config: CheckpointConfig, layers: int) -> tuple[list[bool], int]:
+def mark_attention_layers(config: CheckpointConfig, layers: int) -> tuple[list[bool], int]:
     """Mark the layers with attention; also return their period, for files that do not list them."""
-    interval = config.count("full_attention_interval", 4)
+    interval = config.read_count("full_attention_interval", 4)
     if config.get("layer_types") is None:
         return [(number + 1) % interval == 0 for number in range(layers)], interval
     return [KINDS[kind] for kind in read_layer_types(config, "layer_types", layers, KINDS)], interval
 
 
-def qwen3next(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_qwen3next(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Qwen3-Next: experts in every layer, next to a shared one."""
-    return with_qwen_experts(config, delta_rule(config, declared))
+    return add_qwen_experts(config, read_delta_rule(config, declared))
 
 
-def qwen35(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_qwen35(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Qwen 3.5: M-RoPE."""
-    return delta_rule(add_sections(config), declared)
+    return read_delta_rule(add_sections(config), declared)
 
 
-def qwen35moe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    return with_qwen_experts(config, qwen35(config, declared))
+def read_qwen35moe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+    return add_qwen_experts(config, read_qwen35(config, declared))
 
 
 def add_sections(config: CheckpointConfig) -> CheckpointConfig:
     """Add the family's M-RoPE sections."""
-    rope = config.section("rope_parameters").content
+    rope = config.get_section("rope_parameters").content
     return config.update(rope_parameters={"mrope_section": [11, 11, 10], **rope})
 
 
-def with_qwen_experts(config: CheckpointConfig, h: CheckpointHyperparameters) -> CheckpointHyperparameters:
+def add_qwen_experts(config: CheckpointConfig, h: CheckpointHyperparameters) -> CheckpointHyperparameters:
     for name, value in (("norm_topk_prob", True), ("decoder_sparse_step", 1), ("mlp_only_layers", [])):
-        config.only(name, value)
-    shared = config.count("shared_expert_intermediate_size")
+        config.require_value(name, value)
+    shared = config.read_count("shared_expert_intermediate_size")
     h = add_experts(config, h, "moe_intermediate_size")
     return h.update(
         {"shared_hidden": shared, "both_hidden": 2 * h.sizes["expert_hidden"]},
@@ -273,7 +273,7 @@ ATTENDING: Layer = {**ATTENTION, **HEAD_NORMS, "attn_q": ("both_queries", "width
 NORMS: Layer = {"attn_norm": ("width",), "post_attention_norm": ("width",)}
 
 
-def experts(sizes: Sizes, number: int) -> Layer:
+def list_experts(sizes: Sizes, number: int) -> Layer:
     return {**list_expert_tensors(sizes, "mlp.experts"), **BESIDE}
 
 
@@ -287,7 +287,7 @@ IN_MTP = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden
 MTP = re.compile(r"(?:model\.)?mtp\.(?:layers\.0\.)?(.+)")
 
 
-def with_mtp(name: str, layers: int) -> str:
+def rename_mtp(name: str, layers: int) -> str:
     """Rename multi-token prediction tensors to those of a layer after the others."""
     match = MTP.fullmatch(name)
     if not match:
@@ -296,48 +296,48 @@ def with_mtp(name: str, layers: int) -> str:
     return f"model.layers.{layers}.{IN_MTP.get(module, module)}.{kind}"
 
 
-def layer(rule: Layer, sizes: Sizes, number: int) -> Layer:
+def list_layer_tensors(rule: Layer, sizes: Sizes, number: int) -> Layer:
     """List the tensors of a layer without its feed-forward network."""
     mixer = ATTENDING if sizes[f"attends_{number}"] else rule
-    return {**NORMS, **mixer, **add_norm_offsets(mtp_layer(sizes, number))}
+    return {**NORMS, **mixer, **add_norm_offsets(list_mtp_tensors(sizes, number))}
 
 
-qwen35_layer, qwen3next_layer = partial(layer, RULE), partial(layer, RULE_OF_NEXT)
+qwen35_layer, qwen3next_layer = partial(list_layer_tensors, RULE), partial(list_layer_tensors, RULE_OF_NEXT)
 
 
 CONSTANTS = {"layer_multipliers": "layer_multipliers", "head_offsets": "ngram_heads_offsets",
              "head_vocab_sizes": "ngram_heads_vocab_sizes"}  # fmt: skip
 
 
-def qwen4exp(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_qwen4exp(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Qwen 4 as an extension of Qwen 3.5, without multi-token prediction."""
     if config.get("output_gate_type") != "sigmoid":
         raise config.make_error("output_gate_type must be sigmoid")
-    kinds, hidden = config.get("layer_types"), config.count("moe_intermediate_size")
+    kinds, hidden = config.get("layer_types"), config.read_count("moe_intermediate_size")
     if isinstance(kinds, list):  # the publisher's keys, not those that transformers saves
         kinds = ["full_attention" if kind == "indexed_attention" else kind for kind in kinds]
     renamed = add_sections(config).update(
-        layer_types=kinds, intermediate_size=config.count("intermediate_size", hidden)
+        layer_types=kinds, intermediate_size=config.read_count("intermediate_size", hidden)
     )
-    h = with_qwen_experts(renamed, delta_rule(renamed, declared))
+    h = add_qwen_experts(renamed, read_delta_rule(renamed, declared))
     if config.get("intermediate_size") is None:
         h = h.update(feed_forward_length=None)
-    heads, dim, size = (config.count(f"indexer_{name}") for name in ("n_heads", "head_dim", "compress_ratio"))
-    streams, rank = config.count("hc_count", 4), config.count("hc_lowrank", 320)
+    heads, dim, size = (config.read_count(f"indexer_{name}") for name in ("n_heads", "head_dim", "compress_ratio"))
+    streams, rank = config.read_count("hc_count", 4), config.read_count("hc_lowrank", 320)
     sizes = {"streams": streams, "all_streams": streams * h.sizes["width"], "rank": rank, "mtp_layers": 0}
     sizes |= {"index_dim": dim, "index_queries": heads * dim, "queries_and_key": (heads + 1) * dim}
-    return with_ngrams(config, h).update(
+    return add_ngrams(config, h).update(
         sizes,
         hyper_connection__count=streams,
         hyper_connection__low_rank=rank,
         attention__indexer__head_count=heads,
         attention__indexer__key_length=dim,
-        attention__indexer__top_k=config.count("indexer_budget"),
+        attention__indexer__top_k=config.read_count("indexer_budget"),
         attention__compress_ratios=[size * h.sizes[f"attends_{number}"] for number in range(h.sizes["layers"])],
     )
 
 
-def with_ngrams(config: CheckpointConfig, h: CheckpointHyperparameters) -> CheckpointHyperparameters:
+def add_ngrams(config: CheckpointConfig, h: CheckpointHyperparameters) -> CheckpointHyperparameters:
     """Add n-gram embeddings, if there are any."""
     layers, end = config.get("ple_layer_ids", []), config.get("eos_token_id")
     if not layers:
@@ -347,18 +347,18 @@ def with_ngrams(config: CheckpointConfig, h: CheckpointHyperparameters) -> Check
     end = end[0] if isinstance(end, list) and len(end) == 1 else end
     if not isinstance(end, int):
         raise config.make_error("eos_token_id must be a single token, which separates sequences")
-    length, each = config.count("ngram_size", 3), config.count("heads_per_ngram", 8)
-    hashes, parts = (length - 1) * each, config.count("split_ngram_parts", 512)
-    width = config.count("ple_embed_dim", h.sizes["width"])
-    multiple = config.count("make_ngram_vocab_size_divisible_by", 128)
-    rows = sum(find_primes(config.count("ngram_vocab_size_base", 20_000_000, 1 << 31), hashes))
+    length, each = config.read_count("ngram_size", 3), config.read_count("heads_per_ngram", 8)
+    hashes, parts = (length - 1) * each, config.read_count("split_ngram_parts", 512)
+    width = config.read_count("ple_embed_dim", h.sizes["width"])
+    multiple = config.read_count("make_ngram_vocab_size_divisible_by", 128)
+    rows = sum(find_primes(config.read_count("ngram_vocab_size_base", 20_000_000, 1 << 31), hashes))
     rows = -(-rows // multiple) * multiple
     if not hashes or width % hashes or rows % parts:
         raise config.make_error(
             f"inconsistent n-gram embeddings: {rows} rows of width {width} for {hashes} hashes in {parts} shards"
         )
     sizes = {"hashes": hashes, "ngram_layer": layers[0] - 1, "parts": parts, "part": rows // parts, "rows": rows}
-    sizes |= {"of_hash": width // hashes, "of_hashes": width, "near": config.count("ple_conv_kernel_size", 4)}
+    sizes |= {"of_hash": width // hashes, "of_hashes": width, "near": config.read_count("ple_conv_kernel_size", 4)}
     return h.update(
         sizes,
         ple__layers=[layers[0] - 1],
@@ -381,7 +381,7 @@ def find_primes(least: int, count: int) -> list[int]:
     return primes
 
 
-def constants(stored: Mapping[str, StoredTensor], h: CheckpointHyperparameters) -> dict[str, object]:
+def read_constants(stored: Mapping[str, StoredTensor], h: CheckpointHyperparameters) -> dict[str, object]:
     """Read the hashes' constants from stored tensors. Raises ModelError."""
     tensors = {}
     for key, name in CONSTANTS.items() if h.sizes["hashes"] else ():
@@ -446,20 +446,20 @@ SEQUENCES: Layer = {
 }
 
 
-def qwen4exp_layer(sizes: Sizes, number: int) -> Layer:
+def list_qwen4exp_tensors(sizes: Sizes, number: int) -> Layer:
     mixer = {**ATTENDING, **INDEXER} if sizes[f"attends_{number}"] else RULE
     ngrams = SEQUENCES if sizes["hashes"] and sizes["ngram_layer"] == number else {}
-    return {**STREAMS, **mixer, **experts(sizes, number), **ngrams}
+    return {**STREAMS, **mixer, **list_experts(sizes, number), **ngrams}
 
 
-def joined(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+def join_tables(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     return reshape(stack(sources), shape)
 
 
-def qwen4exp_whole(sizes: Sizes) -> Layer:
+def list_qwen4exp_global_tensors(sizes: Sizes) -> Layer:
     streams = list_stream_tensors("output_hc", "model.hyper_connection_mixer")
     if not sizes["hashes"]:
         return streams
     place = f"blk.{sizes['ngram_layer']}.ple.ple_embedding.ngram_embedding.shard_{{}}.weight"
     parts = {place.format(number): ("part", "of_hash") for number in range(sizes["parts"])}
-    return {**streams, "per_layer_token_embd": DerivedTensor(("rows", "of_hash"), parts, joined)}
+    return {**streams, "per_layer_token_embd": DerivedTensor(("rows", "of_hash"), parts, join_tables)}

@@ -18,21 +18,26 @@ LAST = "dec.output_norm.weight"
 
 def read(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read encoder and decoder. Raises ModelError."""
-    config.only("relative_attention_max_distance", REACH)
+    config.require_value("relative_attention_max_distance", REACH)
     network = config.get("feed_forward_proj", "relu")
     if not isinstance(network, str) or network not in NETWORKS:
         raise config.make_error(f"feed_forward_proj must be {' or '.join(NETWORKS)}")
-    width, heads, head_dim = (config.count(name) for name in ("d_model", "num_heads", "d_kv"))
-    encoder = config.count("num_layers", maximum=MAX_LAYERS)
-    decoder = config.count("num_decoder_layers", encoder, maximum=MAX_LAYERS)
-    buckets, tied = config.count("relative_attention_num_buckets", 32), config.flag("tie_word_embeddings")
-    start, epsilon = config.get("decoder_start_token_id", 0), config.number("layer_norm_epsilon", 1e-6)
-    sizes = {"vocab": config.count("vocab_size"), "width": width, "hidden": config.count("d_ff"), "heads": heads}
+    width, heads, head_dim = (config.read_count(name) for name in ("d_model", "num_heads", "d_kv"))
+    encoder = config.read_count("num_layers", maximum=MAX_LAYERS)
+    decoder = config.read_count("num_decoder_layers", encoder, maximum=MAX_LAYERS)
+    buckets, tied = config.read_count("relative_attention_num_buckets", 32), config.read_flag("tie_word_embeddings")
+    start, epsilon = config.get("decoder_start_token_id", 0), config.read_number("layer_norm_epsilon", 1e-6)
+    sizes = {
+        "vocab": config.read_count("vocab_size"),
+        "width": width,
+        "hidden": config.read_count("d_ff"),
+        "heads": heads,
+    }
     sizes |= {"queries": heads * head_dim, "buckets": buckets, "encoder": encoder, "decoder": decoder}
     sizes |= {"layers": max(encoder, decoder), "gate": int(NETWORKS[network]), "scaled": int(is_scaled(config, tied))}
     sizes |= {"own_biases": int(config.get("model_type") == "umt5")}
     metadata = {
-        "context_length": config.count("n_positions", 512),
+        "context_length": config.read_count("n_positions", 512),
         "embedding_length": width,
         "feed_forward_length": sizes["hidden"],
         "block_count": encoder,
@@ -54,10 +59,10 @@ def is_scaled(config: CheckpointConfig, tied: bool) -> bool:
     It is scaled where embeddings are tied, unless newer checkpoints disable it; never in mT5.
     """
     kind = config.get("model_type", "t5")
-    return kind != "mt5" and config.flag("scale_decoder_outputs", tied)
+    return kind != "mt5" and config.read_flag("scale_decoder_outputs", tied)
 
 
-def whole(sizes: Sizes) -> Layer:
+def list_all_tensors(sizes: Sizes) -> Layer:
     """List all tensors of both stacks."""
     network = {"ffn_up": ("hidden", "width"), "ffn_down": ("width", "hidden")}
     network |= {"ffn_gate": ("hidden", "width")} if sizes["gate"] else {}
@@ -68,18 +73,20 @@ def whole(sizes: Sizes) -> Layer:
             biases = {"attn_rel_b": ("buckets", "heads")} if sizes["own_biases"] or not number else {}
             layer = {**HEADS, **NORMS, **network, **crossing_parts, **biases}
             tensors |= {f"{part}.blk.{number}.{name}.weight": shape for name, shape in layer.items()}
-    return tensors | {LAST: DerivedTensor(("width",), {LAST: ("width",)}, scaled) if sizes["scaled"] else ("width",)}
+    return tensors | {
+        LAST: DerivedTensor(("width",), {LAST: ("width",)}, scale_rows) if sizes["scaled"] else ("width",)
+    }
 
 
-def scaled(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+def scale_rows(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     return map_values(sources[0], lambda numbers: numbers * sizes["width"] ** -0.5)
 
 
-def encoder(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
+def read_encoder(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read an encoder without a decoder, an embedding model."""
     h = read(config.update(num_decoder_layers=None), declared)
     return h.update({"decoder": 0}, decoder_block_count=None, decoder_start_token_id=None)
 
 
-def encoder_whole(sizes: Sizes) -> Layer:
-    return {name: its for name, its in whole(sizes).items() if name.startswith("enc.")}
+def list_encoder_tensors(sizes: Sizes) -> Layer:
+    return {name: its for name, its in list_all_tensors(sizes).items() if name.startswith("enc.")}

@@ -12,20 +12,20 @@ from localllm.convert.projectors.parts import ProjectorDeclaration, VisionConfig
 from localllm.files.gguf.header import printable
 
 PROJECTORS: dict[str, Callable[[VisionConfig], ProjectorDeclaration]] = {
-    "Gemma3ForConditionalGeneration": siglip.gemma3,
-    "Idefics3ForConditionalGeneration": siglip.idefics3,
-    "InternVLForConditionalGeneration": internvl.internvl,
-    "Lfm2VlForConditionalGeneration": siglip.lfm2vl,
-    "LlavaForConditionalGeneration": llava.llava,
-    "LlavaNextForConditionalGeneration": llava.llava_next,
-    "Mistral3ForConditionalGeneration": llava.mistral3,
-    "Qwen2VLForConditionalGeneration": qwen.qwen2vl,
-    "Qwen2_5_VLForConditionalGeneration": qwen.qwen25vl,
-    "Qwen3VLForConditionalGeneration": qwen.qwen3vl,
-    "Qwen3VLMoeForConditionalGeneration": qwen.qwen3vl,
-    "Qwen3_5ForConditionalGeneration": qwen.qwen3vl,
-    "Qwen3_5MoeForConditionalGeneration": qwen.qwen3vl,
-    "SmolVLMForConditionalGeneration": siglip.idefics3,
+    "Gemma3ForConditionalGeneration": siglip.read_gemma3,
+    "Idefics3ForConditionalGeneration": siglip.read_idefics3,
+    "InternVLForConditionalGeneration": internvl.read_internvl,
+    "Lfm2VlForConditionalGeneration": siglip.read_lfm2vl,
+    "LlavaForConditionalGeneration": llava.read_llava,
+    "LlavaNextForConditionalGeneration": llava.read_llava_next,
+    "Mistral3ForConditionalGeneration": llava.read_mistral3,
+    "Qwen2VLForConditionalGeneration": qwen.read_qwen2vl,
+    "Qwen2_5_VLForConditionalGeneration": qwen.read_qwen25vl,
+    "Qwen3VLForConditionalGeneration": qwen.read_qwen3vl,
+    "Qwen3VLMoeForConditionalGeneration": qwen.read_qwen3vl,
+    "Qwen3_5ForConditionalGeneration": qwen.read_qwen3vl,
+    "Qwen3_5MoeForConditionalGeneration": qwen.read_qwen3vl,
+    "SmolVLMForConditionalGeneration": siglip.read_idefics3,
 }
 
 

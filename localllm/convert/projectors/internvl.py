@@ -21,15 +21,15 @@ EPSILON = 1e-6  # epsilon of norms that config.json may omit
 LEAST_TILES, MOST_TILES = 1, 12  # defaults of preprocessor_config.json
 
 
-def internvl(c: VisionConfig) -> ProjectorDeclaration:
+def read_internvl(c: VisionConfig) -> ProjectorDeclaration:
     """Read the configuration. Raises ModelError."""
-    c.whole.only("vision_feature_layer", -1)
-    c.whole.only("vision_feature_select_strategy", "default")
-    c.whole.only("projector_hidden_act", "gelu")
-    c.vision.only("hidden_act", "gelu")
-    c.vision.only("use_mean_pooling", True)
+    c.whole.require_value("vision_feature_layer", -1)
+    c.whole.require_value("vision_feature_select_strategy", "default")
+    c.whole.require_value("projector_hidden_act", "gelu")
+    c.vision.require_value("hidden_act", "gelu")
+    c.vision.require_value("use_mean_pooling", True)
     h = read_encoder_sizes(c, side=read_side(c.vision, "image_size"), patch=read_side(c.vision, "patch_size"))
-    merge = round(1 / c.whole.number("downsample_ratio", 0.5))
+    merge = round(1 / c.whole.read_number("downsample_ratio", 0.5))
     if h.side // h.patch % max(merge, 1):
         raise c.whole.make_error(
             f"downsample_ratio: {h.side // h.patch} patches per side must be divisible by the merge size {merge}"
@@ -37,10 +37,10 @@ def internvl(c: VisionConfig) -> ProjectorDeclaration:
     metadata = {
         "projector_type": "internvl",
         "use_gelu": True,
-        "vision.attention.layer_norm_epsilon": c.vision.number("layer_norm_eps", EPSILON),
+        "vision.attention.layer_norm_epsilon": c.vision.read_number("layer_norm_eps", EPSILON),
         "vision.projector.scale_factor": merge,
-        "vision.preproc_min_tiles": c.pictures.count("min_patches", LEAST_TILES),
-        "vision.preproc_max_tiles": c.pictures.count("max_patches", MOST_TILES),
+        "vision.preproc_min_tiles": c.pictures.read_count("min_patches", LEAST_TILES),
+        "vision.preproc_max_tiles": c.pictures.read_count("max_patches", MOST_TILES),
     }
     together = merge**2 * h.width
     parts = {
@@ -51,7 +51,7 @@ def internvl(c: VisionConfig) -> ProjectorDeclaration:
             partial(reshape, shape=(h.patches + 1, h.width)),
         ),
         **declare_with_bias("v.patch_embd", "embeddings.patch_embeddings.projection", *h.convolution),
-        **repeat_in_layers(h.layers, "encoder.layer", layer(c, h)),
+        **repeat_in_layers(h.layers, "encoder.layer", list_layer_tensors(c, h)),
         **declare_with_bias("mm.model.mlp.0", "layer_norm", together),
         **declare_with_bias("mm.model.mlp.1", "linear_1", h.out, together),
         **declare_with_bias("mm.model.mlp.3", "linear_2", h.out, h.out),
@@ -66,14 +66,14 @@ def read_side(config: CheckpointConfig, name: str) -> int:
         if len(value) != 2 or value[0] != value[1]:
             raise config.make_error(f"{name} must be the same for both sides")
         value = value[0]
-    return CheckpointConfig({name: value}, config.path).count(name)
+    return CheckpointConfig({name: value}, config.path).read_count(name)
 
 
-def layer(c: VisionConfig, h: EncoderSizes) -> Parts:
+def list_layer_tensors(c: VisionConfig, h: EncoderSizes) -> Parts:
     """List a layer's tensors. Raises ModelError for norms that readers of the file would not apply."""
-    is_large, biased = (h.width, h.layers) == LARGE, c.vision.flag("attention_bias", False)
-    c.vision.only("norm_type", "rms_norm" if is_large else "layer_norm")
-    normed = c.vision.flag("use_qk_norm", False)
+    is_large, biased = (h.width, h.layers) == LARGE, c.vision.read_flag("attention_bias", False)
+    c.vision.require_value("norm_type", "rms_norm" if is_large else "layer_norm")
+    normed = c.vision.read_flag("use_qk_norm", False)
     if normed and not is_large:
         raise c.vision.make_error(
             "use_qk_norm: GGUF's readers expect norms of queries and keys if the other norms are RMS norms"

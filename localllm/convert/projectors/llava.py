@@ -26,24 +26,24 @@ EPSILON = 1e-5  # a default of config.json
 CLIP = "clip_vision_model"
 
 
-def llava(c: VisionConfig) -> ProjectorDeclaration:
+def read_llava(c: VisionConfig) -> ProjectorDeclaration:
     """Read LLaVA 1.5, or Pixtral, which has the same class name. Raises ModelError."""
-    c.vision.only("model_type", CLIP, "pixtral")
-    return pixtral(c) if c.vision.get("model_type") == "pixtral" else llava15(c)
+    c.vision.require_value("model_type", CLIP, "pixtral")
+    return declare_pixtral(c) if c.vision.get("model_type") == "pixtral" else read_llava15(c)
 
 
-def llava15(c: VisionConfig) -> ProjectorDeclaration:
+def read_llava15(c: VisionConfig) -> ProjectorDeclaration:
     """Read LLaVA 1.5. Raises ModelError."""
-    c.vision.only("hidden_act", "quick_gelu")
-    c.whole.only("projector_hidden_act", "gelu")
-    c.whole.only("vision_feature_select_strategy", "default")
-    c.whole.only("multimodal_projector_bias", True)
-    stored = c.vision.count("num_hidden_layers", maximum=1024)
+    c.vision.require_value("hidden_act", "quick_gelu")
+    c.whole.require_value("projector_hidden_act", "gelu")
+    c.whole.require_value("vision_feature_select_strategy", "default")
+    c.whole.require_value("multimodal_projector_bias", True)
+    stored = c.vision.read_count("num_hidden_layers", maximum=1024)
     h = read_encoder_sizes(c, layers=count_used_layers(c, stored))
     metadata = {
         "projector_type": "mlp",
         "has_llava_projector": True,
-        "vision.attention.layer_norm_epsilon": c.vision.number("layer_norm_eps", EPSILON),
+        "vision.attention.layer_norm_epsilon": c.vision.read_number("layer_norm_eps", EPSILON),
         "vision.feature_layer": [h.layers],
     }
     parts = {
@@ -59,11 +59,11 @@ def llava15(c: VisionConfig) -> ProjectorDeclaration:
     return ProjectorDeclaration(h, metadata, parts, ("post_layernorm.", *unread))
 
 
-def llava_next(c: VisionConfig) -> ProjectorDeclaration:
+def read_llava_next(c: VisionConfig) -> ProjectorDeclaration:
     """Read LLaVA 1.6, with an embedding after each line of an image. Raises ModelError."""
-    c.vision.only("model_type", CLIP)
-    c.whole.only("use_image_newline_parameter", True)
-    facts = llava15(c)
+    c.vision.require_value("model_type", CLIP)
+    c.whole.require_value("use_image_newline_parameter", True)
+    facts = read_llava15(c)
     metadata = {
         **facts.metadata,
         "vision.image_grid_pinpoints": list_grid_sizes(c, facts.encoder.side),
@@ -101,16 +101,18 @@ PIXTRAL_DEFAULTS = {  # values that config.json may omit
 }  # fmt: skip
 
 
-def pixtral(c: VisionConfig) -> ProjectorDeclaration:
+def declare_pixtral(c: VisionConfig) -> ProjectorDeclaration:
     """Read Pixtral. Raises ModelError."""
-    return read_pixtral(c, 1, c.whole.flag("multimodal_projector_bias", True))
+    return read_pixtral(c, 1, c.whole.read_flag("multimodal_projector_bias", True))
 
 
-def mistral3(c: VisionConfig) -> ProjectorDeclaration:
+def read_mistral3(c: VisionConfig) -> ProjectorDeclaration:
     """Read Mistral Small 3.1. Raises ModelError."""
-    c.vision.only("model_type", "pixtral")
-    c.whole.merge_text_config({}).only("rms_norm_eps", PIXTRAL_EPSILON)  # all norms share one epsilon
-    return read_pixtral(c, c.whole.count("spatial_merge_size", 2), c.whole.flag("multimodal_projector_bias", False))
+    c.vision.require_value("model_type", "pixtral")
+    c.whole.merge_text_config({}).require_value("rms_norm_eps", PIXTRAL_EPSILON)  # all norms share one epsilon
+    return read_pixtral(
+        c, c.whole.read_count("spatial_merge_size", 2), c.whole.read_flag("multimodal_projector_bias", False)
+    )
 
 
 def read_pixtral(c: VisionConfig, merge: int, biased: bool) -> ProjectorDeclaration:
@@ -153,11 +155,11 @@ def read_pixtral(c: VisionConfig, merge: int, biased: bool) -> ProjectorDeclarat
 
 def require_expressible(c: VisionConfig) -> None:
     """Raise ModelError for a configuration that the file cannot express."""
-    c.vision.only("hidden_act", "silu")
-    c.vision.only("rope_theta", BASE)
-    c.vision.section("rope_parameters").only("rope_theta", BASE)
-    c.whole.only("projector_hidden_act", "gelu")
-    c.whole.only("vision_feature_layer", -1)
+    c.vision.require_value("hidden_act", "silu")
+    c.vision.require_value("rope_theta", BASE)
+    c.vision.get_section("rope_parameters").require_value("rope_theta", BASE)
+    c.whole.require_value("projector_hidden_act", "gelu")
+    c.whole.require_value("vision_feature_layer", -1)
 
 
 def list_merger_tensors(width: int, merge: int) -> Parts:
@@ -171,7 +173,7 @@ def list_merger_tensors(width: int, merge: int) -> Parts:
 def declare_line_end(c: VisionConfig) -> ProjectorTensor:
     """Declare the embedding after each line of an image."""
     text = c.whole.merge_text_config({})
-    vocab = text.count("vocab_size")
+    vocab = text.read_count("vocab_size")
     return ProjectorTensor("embed_tokens.weight", (vocab, c.out), partial(take_row, number=find_break_token(c, vocab)))
 
 

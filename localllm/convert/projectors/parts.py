@@ -108,7 +108,7 @@ def read_encoder_sizes(c: VisionConfig, names: Mapping[str, str] = {}, **sizes: 
         "layers": "num_hidden_layers", "width": "hidden_size", "hidden": "intermediate_size",
         "heads": "num_attention_heads", "side": "image_size", "patch": "patch_size", **names,
     }  # fmt: skip
-    read = {size: c.vision.count(name, maximum=MAX_SIDE * 4) for size, name in usual.items() if size not in sizes}
+    read = {size: c.vision.read_count(name, maximum=MAX_SIDE * 4) for size, name in usual.items() if size not in sizes}
     result = EncoderSizes(**read, **sizes, out=c.out)
     if result.width % result.heads or not result.patch <= result.side <= MAX_SIDE:
         raise c.vision.make_error("vision_config: inconsistent sizes")

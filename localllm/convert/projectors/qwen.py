@@ -25,11 +25,11 @@ SIDE = 560  # pixels; llama.cpp's converter writes it, though images may have an
 NAMES = {"layers": "depth", "heads": "num_heads"}
 
 
-def qwen2vl(c: VisionConfig) -> ProjectorDeclaration:
+def read_qwen2vl(c: VisionConfig) -> ProjectorDeclaration:
     """Read Qwen2-VL. Raises ModelError."""
-    c.vision.only("hidden_act", "quick_gelu")
-    width = c.vision.count("embed_dim")
-    hidden = int(width * c.vision.number("mlp_ratio", 4.0))
+    c.vision.require_value("hidden_act", "quick_gelu")
+    width = c.vision.read_count("embed_dim")
+    hidden = int(width * c.vision.read_number("mlp_ratio", 4.0))
     h = read_encoder_sizes(c, NAMES, side=SIDE, width=width, hidden=hidden)
     metadata = build_shared_metadata(c, "qwen2vl_merger")
     norms = {**declare_with_bias("ln1", "norm1", h.width), **declare_with_bias("ln2", "norm2", h.width)}
@@ -43,13 +43,13 @@ def qwen2vl(c: VisionConfig) -> ProjectorDeclaration:
     )
 
 
-def qwen25vl(c: VisionConfig) -> ProjectorDeclaration:
+def read_qwen25vl(c: VisionConfig) -> ProjectorDeclaration:
     """Read Qwen2.5-VL: the last of every few layers has full attention, the others windows.
 
     Raises ModelError.
     """
-    c.vision.only("hidden_act", "silu")
-    c.vision.only("window_size", WINDOW)
+    c.vision.require_value("hidden_act", "silu")
+    c.vision.require_value("window_size", WINDOW)
     h = read_encoder_sizes(c, NAMES, side=SIDE)
     full_blocks = c.vision.get("fullatt_block_indexes")
     pattern = (
@@ -72,8 +72,8 @@ def qwen25vl(c: VisionConfig) -> ProjectorDeclaration:
 
 def build_shared_metadata(c: VisionConfig, kind: str) -> dict[str, object]:
     """Build the metadata that Qwen2-VL and Qwen2.5-VL share."""
-    c.vision.only("spatial_merge_size", MERGE)
-    c.vision.only("temporal_patch_size", FRAMES)
+    c.vision.require_value("spatial_merge_size", MERGE)
+    c.vision.require_value("temporal_patch_size", FRAMES)
     return {"projector_type": kind, "vision.attention.layer_norm_epsilon": EPSILON}
 
 
@@ -109,10 +109,10 @@ def split_attention(h: EncoderSizes) -> dict[str, ProjectorTensor]:
     return parts
 
 
-def qwen3vl(c: VisionConfig) -> ProjectorDeclaration:
+def read_qwen3vl(c: VisionConfig) -> ProjectorDeclaration:
     """Read Qwen3-VL, some of whose layers feed layers of the language model. Raises ModelError."""
-    c.vision.only("hidden_act", "gelu_pytorch_tanh")
-    places, patch = c.vision.count("num_position_embeddings"), c.vision.count("patch_size")
+    c.vision.require_value("hidden_act", "gelu_pytorch_tanh")
+    places, patch = c.vision.read_count("num_position_embeddings"), c.vision.read_count("patch_size")
     if isqrt(places) ** 2 != places:
         raise c.vision.make_error(f"num_position_embeddings must be a square number (found {places})")
     h = read_encoder_sizes(c, NAMES, patch=patch, side=isqrt(places) * patch)

@@ -28,11 +28,11 @@ from localllm.convert.transforms import (
 USUAL_MERGE = 4  # readers' default
 
 
-def gemma3(c: VisionConfig) -> ProjectorDeclaration:
+def read_gemma3(c: VisionConfig) -> ProjectorDeclaration:
     """Read Gemma 3: a norm and a matrix. Raises ModelError."""
-    c.vision.only("hidden_act", "gelu_pytorch_tanh")
+    c.vision.require_value("hidden_act", "gelu_pytorch_tanh")
     h = read_encoder_sizes(c)
-    rows = isqrt(c.whole.count("mm_tokens_per_image", 256))
+    rows = isqrt(c.whole.read_count("mm_tokens_per_image", 256))
     merge = h.side // h.patch // rows
     if not merge:
         raise c.whole.make_error(
@@ -41,7 +41,7 @@ def gemma3(c: VisionConfig) -> ProjectorDeclaration:
     metadata = {
         "projector_type": "gemma3",
         "use_gelu": True,
-        "vision.attention.layer_norm_epsilon": c.vision.number("layer_norm_eps", 1e-6),
+        "vision.attention.layer_norm_epsilon": c.vision.read_number("layer_norm_eps", 1e-6),
         "vision.projector.scale_factor": None if merge == USUAL_MERGE else merge,
     }
     norm = ProjectorTensor(
@@ -84,18 +84,18 @@ IDEFICS3_DEFAULTS = {  # values that config.json may omit
 }  # fmt: skip
 
 
-def idefics3(c: VisionConfig) -> ProjectorDeclaration:
+def read_idefics3(c: VisionConfig) -> ProjectorDeclaration:
     """Read Idefics 3: a matrix. Raises ModelError."""
     c = add_defaults(c, IDEFICS3_DEFAULTS)
-    c.vision.only("hidden_act", "gelu_pytorch_tanh")
-    h, merge = read_encoder_sizes(c), c.whole.count("scale_factor", 2)
+    c.vision.require_value("hidden_act", "gelu_pytorch_tanh")
+    h, merge = read_encoder_sizes(c), c.whole.read_count("scale_factor", 2)
     metadata = {
         "projector_type": "idefics3",
         "use_gelu": True,
         # llama.cpp's converter writes 1e-5 as default; transformers uses this.
-        "vision.attention.layer_norm_epsilon": c.vision.number("layer_norm_eps", 1e-6),
+        "vision.attention.layer_norm_epsilon": c.vision.read_number("layer_norm_eps", 1e-6),
         "vision.projector.scale_factor": merge,
-        "vision.preproc_image_size": c.pictures.section("size").count("longest_edge", h.side),
+        "vision.preproc_image_size": c.pictures.get_section("size").read_count("longest_edge", h.side),
     }
     matrix = ProjectorTensor("modality_projection.proj.weight", (h.out, merge**2 * h.width))
     return ProjectorDeclaration(h, metadata, {**list_encoder_tensors(h), "mm.model.fc.weight": matrix})
@@ -104,25 +104,25 @@ def idefics3(c: VisionConfig) -> ProjectorDeclaration:
 PATCHES, MERGE, HIDDEN = 256, 2, 2560  # values that LFM2-VL's config.json may omit
 
 
-def lfm2vl(c: VisionConfig) -> ProjectorDeclaration:
+def read_lfm2vl(c: VisionConfig) -> ProjectorDeclaration:
     """Read LFM2-VL: a norm and two matrices. Raises ModelError."""
-    c.vision.only("model_type", "siglip2_vision_model")
-    c.vision.only("hidden_act", "gelu_pytorch_tanh")
-    c.whole.only("projector_hidden_act", "gelu")
-    c.whole.only("vision_feature_layer", -1)
-    patches = c.vision.count("num_patches", PATCHES)
+    c.vision.require_value("model_type", "siglip2_vision_model")
+    c.vision.require_value("hidden_act", "gelu_pytorch_tanh")
+    c.whole.require_value("projector_hidden_act", "gelu")
+    c.whole.require_value("vision_feature_layer", -1)
+    patches = c.vision.read_count("num_patches", PATCHES)
     if isqrt(patches) ** 2 != patches:
         raise c.vision.make_error(f"num_patches must be a square number (found {patches})")
-    patch = c.vision.count("patch_size", 16)
+    patch = c.vision.read_count("patch_size", 16)
     h = read_encoder_sizes(c, patch=patch, side=isqrt(patches) * patch)
-    merge, hidden = c.whole.count("downsample_factor", MERGE), c.whole.count("projector_hidden_size", HIDDEN)
+    merge, hidden = c.whole.read_count("downsample_factor", MERGE), c.whole.read_count("projector_hidden_size", HIDDEN)
     metadata = {
         "projector_type": "lfm2",
         "use_gelu": True,
-        "vision.attention.layer_norm_epsilon": c.vision.number("layer_norm_eps", 1e-6),
+        "vision.attention.layer_norm_epsilon": c.vision.read_number("layer_norm_eps", 1e-6),
         "vision.projector.scale_factor": merge,
     }
-    matrix = declare_with_bias if c.whole.flag("projector_bias", True) else declare_tensor
+    matrix = declare_with_bias if c.whole.read_flag("projector_bias", True) else declare_tensor
     together, by_colours = merge**2 * h.width, partial(to_convolution, shape=h.convolution)
     stored = (h.width, prod(h.convolution[1:]))
     parts = {
@@ -130,7 +130,7 @@ def lfm2vl(c: VisionConfig) -> ProjectorDeclaration:
         "v.patch_embd.weight": ProjectorTensor("embeddings.patch_embedding.weight", stored, by_colours),
         **(
             declare_with_bias("mm.input_norm", "layer_norm", together)
-            if c.whole.flag("projector_use_layernorm", True)
+            if c.whole.read_flag("projector_use_layernorm", True)
             else {}
         ),
         **matrix("mm.1", "linear_1", hidden, together),

@@ -51,7 +51,7 @@ def open_quantized(stored: Mapping[str, StoredTensor], config: CheckpointConfig)
     if not name:
         return fp8.open_unscaled(TensorCollection(stored)).remaining
     key = "quantization_config" if config.get("quantization_config") else "compression_config"
-    tensors = METHODS[name](TensorCollection(stored), config.section(key))
+    tensors = METHODS[name](TensorCollection(stored), config.get_section(key))
     for each in tensors.remaining.values():
         if each.dtype in fp8.EIGHT_BITS:
             raise ModelError(f"{each.path}: the {each.dtype} tensor {printable(each.name)} must have a scale")

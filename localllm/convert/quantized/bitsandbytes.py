@@ -22,9 +22,9 @@ KINDS = ("nf4", "fp4")
 def open_bitsandbytes(tensors: TensorCollection, config: CheckpointConfig) -> TensorCollection:
     """Dequantize 4-bit and 8-bit weights. Raises ModelError."""
     for kind in KINDS:
-        for name in tensors.names(STATE + kind):
+        for name in tensors.list_modules(STATE + kind):
             add_4bit_weight(tensors, name, tensors.take(name + STATE + kind))
-    for name in tensors.names(".SCB"):
+    for name in tensors.list_modules(".SCB"):
         add_8bit_weight(tensors, name)
     tensors.drop(".weight_format")
     return tensors

@@ -18,17 +18,17 @@ IGNORED = (*ACTIVATIONS, ".input_zero_point", ".input_global_scale", ".output_ze
 
 def open_compressed_tensors(tensors: TensorCollection, config: CheckpointConfig) -> TensorCollection:
     """Dequantize packed and scaled weights. Raises ModelError."""
-    if config.section("sparsity_config").get("format") not in (None, "dense"):
+    if config.get_section("sparsity_config").get("format") not in (None, "dense"):
         raise config.make_error("compressed-tensors with sparse weights are not supported")
     tensors.drop(*IGNORED)
     blocks = read_block_size(config)
-    for name in tensors.names(".weight_packed"):
+    for name in tensors.list_modules(".weight_packed"):
         packed = tensors.take(f"{name}.weight_packed")
         if packed.dtype == "U8":
             add_float_weight(tensors, name, packed)
         else:
             add_packed_weight(tensors, name, require_dtype(packed, ["I32"]))
-    for name in tensors.names(".weight_scale"):
+    for name in tensors.list_modules(".weight_scale"):
         weight = tensors.take(f"{name}.weight")
         if weight.dtype in EIGHT_BITS:
             tensors.take_optional(f"{name}.weight_zero_point")
@@ -40,9 +40,9 @@ def open_compressed_tensors(tensors: TensorCollection, config: CheckpointConfig)
 
 def read_block_size(config: CheckpointConfig) -> list[int] | None:
     """Return the number of rows and columns that share a scale; None without blocks."""
-    groups = config.section("config_groups")
+    groups = config.get_section("config_groups")
     for name in groups.content:
-        weights = groups.section(name).section("weights")
+        weights = groups.get_section(name).get_section("weights")
         if isinstance(block := weights.get("block_structure"), list):
             return [int(size) for size in block]
     return None

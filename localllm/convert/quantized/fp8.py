@@ -31,13 +31,13 @@ def open_fp8(tensors: TensorCollection, config: CheckpointConfig) -> TensorColle
     """Dequantize the tensors that have a scale next to them. Raises ModelError."""
     tensors.drop(*ACTIVATIONS)
     block = config.get("weight_block_size") or [128, 128]
-    for name in [name for suffix in SCALES for name in tensors.names(suffix)]:
+    for name in [name for suffix in SCALES for name in tensors.list_modules(suffix)]:
         weight = tensors.remaining.get(name)
         if weight is not None and weight.dtype in EIGHT_BITS:
             scale = tensors.take_optional(*(name + suffix for suffix in SCALES))
             assert scale is not None
             add_scaled_weight(tensors, tensors.take(name), scale, name, block if isinstance(block, list) else None)
-    for name in tensors.names(".weight_scale_2"):
+    for name in tensors.list_modules(".weight_scale_2"):
         add_nvfp4_weight(tensors, name)
     return tensors
 

@@ -25,11 +25,11 @@ AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # index in a word of outputs 0, 
 def open_awq(tensors: TensorCollection, config: CheckpointConfig) -> TensorCollection:
     """Dequantize AWQ's weights. Raises ModelError for a packing other than "gemm"."""
     version = str(config.get("version") or "gemm").lower()
-    if version != "gemm" or config.count("bits", 4) != 4:
+    if version != "gemm" or config.read_count("bits", 4) != 4:
         raise config.make_error(
             f"AWQ of {config.get('bits', 4)} bits, version {version}, is not supported (4, gemm is)"
         )
-    for name in tensors.names(".qweight"):
+    for name in tensors.list_modules(".qweight"):
         add_awq_weight(tensors, name)
     return tensors
 
@@ -60,11 +60,11 @@ def unpack_awq(words: np.ndarray) -> np.ndarray:
 
 def open_gptq(tensors: TensorCollection, config: CheckpointConfig) -> TensorCollection:
     """Dequantize GPTQ's weights, also with activation order (g_idx). Raises ModelError."""
-    bits = config.count("bits", 4)
+    bits = config.read_count("bits", 4)
     if bits not in (2, 3, 4, 8):
         raise config.make_error(f"GPTQ of {bits} bits is not supported (2, 3, 4 and 8 are)")
     is_second = str(config.get("checkpoint_format") or "gptq") == "gptq_v2"
-    for name in tensors.names(".qweight"):
+    for name in tensors.list_modules(".qweight"):
         add_gptq_weight(tensors, name, bits, 0 if is_second else 1)
     return tensors
 

@@ -38,7 +38,7 @@ class TensorCollection:
     def __init__(self, stored: Mapping[str, StoredTensor]):
         self.remaining = dict[str, Any](stored)
 
-    def names(self, suffix: str) -> list[str]:
+    def list_modules(self, suffix: str) -> list[str]:
         """Return the names of the modules that have a tensor with this suffix."""
         return [name.removesuffix(suffix) for name in self.remaining if name.endswith(suffix)]
 

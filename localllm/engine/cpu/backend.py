@@ -8,9 +8,9 @@ import numpy as np
 from localllm.arch.layer_state import LatentState, PagedState, Recurrent, State
 from localllm.engine.cpu.lowering import CpuTarget
 from localllm.engine.cpu.program import CpuProgram, TapeThreads, compile_program
-from localllm.engine.lower.header import Header, SequenceSpan
+from localllm.engine.lower.header import RunHeader, SequenceSpan
 from localllm.engine.lower.steps import StepMemory, locate_stream
-from localllm.engine.lower.tape import Buffer, Step, Tape, compute_row_bytes
+from localllm.engine.lower.tape import Buffer, KernelStep, Tape, compute_row_bytes
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.page_table import CachePool
 from localllm.engine.memory.recurrent import StateLayout
@@ -45,19 +45,19 @@ class CpuBackend:
         self._states = [state for state in states if not isinstance(state, Recurrent)]
         self._cache = KVCache(self._states, context, options.kv_cache_type)
         layout = StateLayout(recurrent) if recurrent else None
-        self.room, places = CachePool(self._cache, layout), StepMemory(self._cache, layout, Header())
+        self.room, places = CachePool(self._cache, layout), StepMemory(self._cache, layout, RunHeader())
         if storage:  # the cache gets a quarter of the memory at most
             storage.budget -= min(self.room.bytes_per_token * context, storage.budget // 4)
         program = compile_program(operations, places, options.thread_count, options.progress, storage=storage)
         self.storage = storage
-        self.store, self.cache_usage = self.room.store, self.room.cache_usage
+        self.create_state, self.get_cache_usage = self.room.create_state, self.room.get_cache_usage
         self.bytes_per_token = self.room.bytes_per_token
         self._run, self.warning, self._programs = program.run, program.warning, [program]
         self.kernel_limits = program.kernel_limits
         self._rows, self._places, self._options = rows, places, options
         self._row_programs: dict[bool, ImageRowProgram] = {}
         if encoding:
-            places = StepMemory(self._cache, layout, Header(max(BATCH, context)))
+            places = StepMemory(self._cache, layout, RunHeader(max(BATCH, context)))
             encoder = compile_program(encoding, places, options.thread_count, options.progress)
             self._programs.append(encoder)
 
@@ -88,7 +88,7 @@ class CpuBackend:
 
     def compile_second(self, operations: list[Operation]) -> CpuProgram:
         """Compile a second program over the same cache; `close` closes it, too. Raises LocalllmError."""
-        places = self._places._replace(header=Header())
+        places = self._places._replace(header=RunHeader())
         self._programs.append(compile_program(operations, places, self._options.thread_count, self._options.progress))
         return self._programs[-1]
 
@@ -115,14 +115,14 @@ class ImageRowProgram:
         Raises ModelError, LocalllmError.
         """
         self._operations = operations
-        places = places._replace(header=Header())
+        places = places._replace(header=RunHeader())
         self._program = compile_program(operations.operations, places, options.thread_count, options.progress)
 
     def run(self, span: SequenceSpan, precise: bool) -> np.ndarray:
         assert span.seen is not None
         count, rows = len(span.ids), span.seen.select_rows(span.ids)
         self._operations.rows[:count, : rows.shape[1]] = rows
-        turns = span.seen.mrope_positions(span.ids, span.position - span.ahead)
+        turns = span.seen.compute_mrope_positions(span.ids, span.position - span.ahead)
         for angles in self._operations.angles:
             angles.fill(turns)
         return self._program.run([span], precise)
@@ -140,7 +140,7 @@ class KeyRotator:
     """Rotates the cached keys of sequences, on one thread."""
 
     def __init__(self, cache: KVCache, states: Sequence[PagedState | LatentState], turns: Mapping[State, RopeShift]):
-        self._header, self._tape = Header(), Tape()
+        self._header, self._tape = RunHeader(), Tape()
         self._distances = np.zeros(BATCH, np.int64)
         for state in states:
             if state in turns:
@@ -150,7 +150,7 @@ class KeyRotator:
         self._walker = TapeThreads(1, library.addresses, tape, keep=(library, self._header, self._tape.memory, cache))
 
     def _add(self, cache: KVCache, state: PagedState | LatentState, turn: RopeShift) -> None:
-        side, block = cache.sides(state)[0], state.find_rotation_sizes(cache.kv_type)[0]
+        side, block = cache.get_sides(state)[0], state.find_rotation_sizes(cache.kv_type)[0]
         columns = side.heads * state.key_dim
         x = Buffer(BUFFER_ROWS, compute_row_bytes(columns))
         heads = {"x": x, "stride": x.stride, "head_dim": state.key_dim}
@@ -159,18 +159,20 @@ class KeyRotator:
         pairs, table = len(turn.frequencies), Buffer(BATCH, len(turn.frequencies) * 8)
         angles = {"positions": self._distances, "before": 0, "frequencies": turn.frequencies, "pairs": pairs}
         rope = heads | {"y": x, "heads": side.heads, "table": table, "pairs": pairs}
-        self._step(f"recall-{side.kind.upper()}", in_cache, [], [x])
+        self._append_step(f"recall-{side.kind.upper()}", in_cache, [], [x])
         if block > 1:
-            self._step("hadamard", hadamard, [x], [x])
-        self._step("angles", angles | {"table": table, "factor": 1.0}, [], [table])
-        self._step("rope", rope | {"step": turn.step, "apart": turn.apart}, [x, table], [x])
+            self._append_step("hadamard", hadamard, [x], [x])
+        self._append_step("angles", angles | {"table": table, "factor": 1.0}, [], [table])
+        self._append_step("rope", rope | {"step": turn.step, "apart": turn.apart}, [x, table], [x])
         if block > 1:
-            self._step("hadamard", dict(hadamard), [x], [x])
-        self._step(f"store-{side.kind.upper()}", dict(in_cache), [x], [])
+            self._append_step("hadamard", dict(hadamard), [x], [x])
+        self._append_step(f"store-{side.kind.upper()}", dict(in_cache), [x], [])
 
-    def _step(self, kernel: str, arguments: dict[str, object], reads: list[Buffer], writes: list[Buffer]) -> None:
+    def _append_step(
+        self, kernel: str, arguments: dict[str, object], reads: list[Buffer], writes: list[Buffer]
+    ) -> None:
         count = self._header.token_count
-        self._tape.append(Step(kernel, {"count": count, **arguments}, 1, None, reads, writes))
+        self._tape.append(KernelStep(kernel, {"count": count, **arguments}, 1, None, reads, writes))
 
     def rotate_keys(self, store: SequenceState, first: int, end: int, distance: int) -> None:
         self._distances[:] = -distance

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.engine.lower.activation import ALL, RoutedRows, Rows
+from localllm.engine.lower.activation import ALL, RoutedRows, RowSet
 from localllm.kernels.build.library import KernelLibrary
 from localllm.kernels.build.objects import Progress
 from localllm.kernels.cpu import PRECISE_TOKENS
@@ -40,11 +40,11 @@ class VariantProduct(NamedTuple):
     format: str
     few: int  # see `few_tokens`
     few_fast: int
-    rows: Rows
+    rows: RowSet
     most: int  # maximum of kernel_tokens; more are multiplied in tiles
     is_precise: bool  # whether activations keep 16 bits in every run
 
-    def variants(self, run: RunShape) -> list[str]:
+    def list_variants(self, run: RunShape) -> list[str]:
         """List the kernels that a run needs."""
         of = self.rows.of if isinstance(self.rows, RoutedRows) else self.rows
         tokens, kernel_tokens = (run.tokens, run.kernel_tokens) if of is ALL else (run.wanted, run.kernel_wanted)
@@ -70,7 +70,9 @@ class VariantTable:
         self._tables: dict[str, np.ndarray] = {}  # addresses of variants, by format
         self._products: dict[VariantProduct, None] = {}
 
-    def arguments(self, format: str, columns: int, rows: Rows, most_tokens: int, is_precise: bool) -> dict[str, object]:
+    def register(
+        self, format: str, columns: int, rows: RowSet, most_tokens: int, is_precise: bool
+    ) -> dict[str, object]:
         """Register a matrix product, and return its kernel arguments that locate the variants."""
         table = self._tables.setdefault(format, np.zeros(len(VARIANTS), np.int64))
         few, fast = get_max_few_tokens(format, columns), get_max_few_fast(format, columns)
@@ -78,9 +80,9 @@ class VariantTable:
         self._products[product] = None
         return {"variants": table, "few_tokens": few, "few_fast": fast}
 
-    def names(self, run: RunShape) -> list[str]:
+    def list_names(self, run: RunShape) -> list[str]:
         """List the kernels that a run needs."""
-        return [*dict.fromkeys(name for product in self._products for name in product.variants(run))]
+        return [*dict.fromkeys(name for product in self._products for name in product.list_variants(run))]
 
     def list_all_names(self) -> list[str]:
         """List the kernels of all possible runs, those of the most common first runs first."""
@@ -88,7 +90,7 @@ class VariantTable:
         numbers = sorted(limits | {limit + 1 for limit in limits})
         shapes = [(number, number, precise) for number in numbers for precise in (UNLIMITED, 1)] + [(2, 1, UNLIMITED)]
         runs = [*FIRST_RUNS, *(RunShape(count, count, kernel, kernel, precise) for count, kernel, precise in shapes)]
-        return [*dict.fromkeys(name for run in runs for name in self.names(run))]
+        return [*dict.fromkeys(name for run in runs for name in self.list_names(run))]
 
     @property
     def limits(self) -> set[int]:
@@ -118,7 +120,7 @@ class VariantLoader:
     def prepare(self, run: RunShape) -> None:
         """Load the variants that a run needs. Raises LocalllmError."""
         if run not in self._ready:
-            self._load(self._variants.names(run), self._progress)
+            self._load(self._variants.list_names(run), self._progress)
             self._ready.add(run)
             if run.wanted:
                 self._progress = None

@@ -5,7 +5,7 @@ from time import perf_counter
 import numpy as np
 
 from localllm.engine.cpu.program import TapeThreads
-from localllm.engine.lower.tape import Buffer, Step, Tape
+from localllm.engine.lower.tape import Buffer, KernelStep, Tape
 from localllm.kernels.build.library import KernelLibrary
 from localllm.kernels.cpu import PEAK_BYTES, PEAK_PRODUCTS, PEAK_TILE_PRODUCTS
 from localllm.kernels.machine import get_lane_name, has_tiles
@@ -33,7 +33,7 @@ class MemoryReader:
         self.results = np.zeros((PARTS * threads, 8), np.int64)
         library, tape = KernelLibrary({"stream", "run", "work"}), Tape()
         arguments = {"memory": self.words, "size": size, "results": self.results}
-        tape.append(Step("stream", arguments, len(self.results), None, [], [Buffer(0, 0)]))
+        tape.append(KernelStep("stream", arguments, len(self.results), None, [], [Buffer(0, 0)]))
         steps = tape.finish(library.addresses)
         self._threads = TapeThreads(threads, library.addresses, steps, keep=(library, tape))
 
@@ -73,7 +73,7 @@ def measure_peak_operations(threads: int) -> float | None:
     name, rounds = ("multiply_peak_tiles", PEAK_ROUNDS // 100) if has_tiles() else ("multiply_peak", PEAK_ROUNDS)
     library, tape, parts = KernelLibrary({name, "run", "work"}), Tape(), PEAK_PARTS * threads
     memory = np.ones(parts * PEAK_BYTES, np.uint8)
-    tape.append(Step(name, {"memory": memory, "rounds": rounds}, parts, None, [], [Buffer(0, 0)]))
+    tape.append(KernelStep(name, {"memory": memory, "rounds": rounds}, parts, None, [], [Buffer(0, 0)]))
     walkers = TapeThreads(threads, library.addresses, tape.finish(library.addresses), keep=(library, tape))
     try:
         seconds = min(time_run(walkers) for _ in range(PASSES))

@@ -16,9 +16,9 @@ from localllm.arch.layer_state import LatentState, PagedState
 from localllm.arch.weights import Weight
 from localllm.engine.cpu.kernel_variants import VariantTable
 from localllm.engine.cpu.low_rank import AdaptedLinear, NarrowLinear, fuse_updates
-from localllm.engine.lower.activation import ALL, WANTED, Activation, RoutedRows, Rows
+from localllm.engine.lower.activation import ALL, WANTED, Activation, RoutedRows, RowSet
 from localllm.engine.lower.steps import StepBuilder
-from localllm.engine.lower.tape import SCRATCH_BYTES, Buffer, KernelAddress, KernelCall, Scratch, compute_row_bytes
+from localllm.engine.lower.tape import SCRATCH_BYTES, Buffer, KernelAddress, KernelCall, ScratchAddress, compute_row_bytes
 from localllm.engine.operations.attention import Attend, WriteKV
 from localllm.engine.operations.experts import ExpertLinear
 from localllm.engine.operations.key_selection import SelectKeys
@@ -106,10 +106,10 @@ class CpuTarget:
         """Return the file's layout: the CPU reads weights as they are in the file."""
         return weight.tensor.format.name, weight.tensor.format.row_bytes(weight.shape[-1])
 
-    def scratch(self, size: int) -> dict[str, object]:
-        return {"scratch": Scratch(size), "scratch_bytes": SCRATCH_BYTES}
+    def build_scratch_arguments(self, size: int) -> dict[str, object]:
+        return {"scratch": ScratchAddress(size), "scratch_bytes": SCRATCH_BYTES}
 
-    def share(self, rows: int, count: np.ndarray) -> tuple[int, np.ndarray | None]:
+    def divide_rows(self, rows: int, count: np.ndarray) -> tuple[int, np.ndarray | None]:
         return 4 * self.threads, count
 
     def parts(self, wanted: int, rows: int) -> int:
@@ -183,7 +183,7 @@ def lower_linear(steps: StepBuilder, operation: Linear, target: CpuTarget) -> No
     weight, bias = operation.weight, operation.bias
     product = build_product_call(steps, operation, target)
     parts = count_parts(weight.tensor.nbytes, target.threads)
-    arguments = product.arguments | target.scratch(product.scratch)
+    arguments = product.arguments | target.build_scratch_arguments(product.scratch)
     steps.append(product.kernel, arguments, parts, product.reads, [product.y])
     if bias is not None:
         steps.add_vector(operation.output, bias)
@@ -240,7 +240,7 @@ def lower_expert_linear(steps: StepBuilder, operation: ExpertLinear, target: Cpu
     arguments |= {"linear": KernelAddress(product.kernel), "by_row": np.array(strides, np.int64)}
     arguments |= {"by_row_count": len(strides), "slices": slices}
     arguments |= {"active": experts.active, "active_count": experts.active_count, "expert_bytes": data.strides[0]}
-    arguments |= target.scratch(max(product.scratch, CALL_BYTES + of_one))
+    arguments |= target.build_scratch_arguments(max(product.scratch, CALL_BYTES + of_one))
     reads = [*product.reads, experts.active]
     steps.append(name.replace("linear", "experts"), arguments, 16 * target.threads, reads, [product.y])
     operation.add_bias(steps)
@@ -249,7 +249,7 @@ def lower_expert_linear(steps: StepBuilder, operation: ExpertLinear, target: Cpu
 def build_product_call(steps: StepBuilder, operation: MatrixProduct, target: CpuTarget) -> ProductCall:
     """Return the kernel call of a matrix product; the caller adds the scratch memory to its arguments."""
     x, weight, is_stored = operation.inputs[0], operation.weight, operation.is_stored
-    y, format = steps.new(operation.output), weight.tensor.format
+    y, format = steps.allocate(operation.output), weight.tensor.format
     arguments = {"count": steps.counts[x.rows], "weights": target.matrix(weight), "columns": x.columns}
     arguments |= {"row_bytes": format.row_bytes(x.columns), "rows": operation.output.columns}
     arguments |= {"y": y, "y_stride": y.stride, "kernel_tokens": select_kernel_tokens(steps, x.rows)}
@@ -258,7 +258,7 @@ def build_product_call(steps: StepBuilder, operation: MatrixProduct, target: Cpu
         arguments |= list_integer_arguments(steps, x, format.name, quantized, is_stored)
         # products of more kernel_tokens than this are computed in tiles
         most_tokens = MIN_TILE_TOKENS[format.name] - 1 if target.uses_tiles else target.tokens
-        arguments |= target.variants.arguments(format.name, x.columns, x.rows, most_tokens, is_stored)
+        arguments |= target.variants.register(format.name, x.columns, x.rows, most_tokens, is_stored)
         product = ProductCall("linear_quantized", arguments, quantized.buffers, y, compute_linear_scratch(x.columns))
     else:
         forms = (steps.forms.get(x) for x in operation.inputs if not target.uses_tiles)
@@ -320,7 +320,7 @@ def lower_quantize(steps: StepBuilder, operation: ActivationForm, target: CpuTar
     arguments |= {"most_precise": steps.header.most_precise, "kernel_tokens": select_kernel_tokens(steps, x.rows)}
     if target.uses_tiles:
         arguments["count"] = select_few_count(steps, x.rows)
-    parts, limit = target.share(steps.max_rows(x.rows), steps.counts[x.rows])
+    parts, limit = target.divide_rows(steps.max_rows(x.rows), steps.counts[x.rows])
     steps.append("quantize", arguments, parts, [source], q.buffers, limit)
     steps.forms[operation.output] = q
 
@@ -329,7 +329,7 @@ def lower_halves(steps: StepBuilder, operation: ActivationForm, target: CpuTarge
     """Append the conversion of x to 16 bits; the kernel has the verb's name."""
     (x,) = operation.inputs
     kind, source = next(kind for kind in HALVES.values() if kind.kernel == operation.verb), steps.buffers[x]
-    y = Buffer(steps.max_rows(x.rows), compute_row_bytes(-(-kind.bytes(x.columns) // 4)))
+    y = Buffer(steps.max_rows(x.rows), compute_row_bytes(-(-kind.count_bytes(x.columns) // 4)))
     arguments = {"x": source, "stride": source.stride, "y": y, "y_stride": y.stride, "columns": x.columns}
     steps.append_row_step(operation.verb, x.rows, arguments, [source], [y])
     steps.forms[operation.output] = y
@@ -379,22 +379,22 @@ def lower_pack(steps: StepBuilder, operation: ActivationForm, target: CpuTarget)
     arguments |= {"panels": y, "slab_bytes": panels * PANEL_BYTES, "least": MIN_SOME_TILES}
     arguments["most_exact"] = header.max_precise_stored if operation.exact else header.most_precise
     arguments["kernel_tokens"] = select_kernel_tokens(steps, rows)
-    parts, limit = target.share(steps.max_rows(rows), steps.counts[rows])
-    steps.append("pack", arguments | target.scratch(TILES_SCRATCH), parts, reads, [y], limit)
+    parts, limit = target.divide_rows(steps.max_rows(rows), steps.counts[rows])
+    steps.append("pack", arguments | target.build_scratch_arguments(TILES_SCRATCH), parts, reads, [y], limit)
     steps.forms[operation.output] = ActivationPanels(y, panels * PANEL_BYTES)
 
 
-def select_few_count(steps: StepBuilder, rows: Rows) -> np.ndarray:
+def select_few_count(steps: StepBuilder, rows: RowSet) -> np.ndarray:
     """Return the number of rows, int64 [1], or 0 in runs whose products are in tiles, except for experts."""
     return steps.counts[rows] if isinstance(rows, RoutedRows) else select_count(steps.header.few_counts, rows)
 
 
-def select_kernel_tokens(steps: StepBuilder, rows: Rows) -> np.ndarray:
+def select_kernel_tokens(steps: StepBuilder, rows: RowSet) -> np.ndarray:
     """Return the token count that selects the kernels for some rows, int64 [1]; for experts the run's."""
     return select_count(steps.header.kernel_tokens, rows.of if isinstance(rows, RoutedRows) else rows)
 
 
-def select_count(numbers: np.ndarray, rows: Rows) -> np.ndarray:
+def select_count(numbers: np.ndarray, rows: RowSet) -> np.ndarray:
     """Return the first of two counts, int64 [2], for all tokens, the second for requested logits."""
     place = {ALL: 0, WANTED: 1}[rows]
     return numbers[place : place + 1]
@@ -421,7 +421,7 @@ def lower_attend(steps: StepBuilder, operation: Attend, target: CpuTarget) -> No
     arguments |= {"count": steps.counts[ALL], "positions": steps.header.positions}
     arguments |= {"key_dim": state.key_dim, "value_dim": state.value_dim}
     kernel, tile_bytes = ("attend_tiles", ATTEND_TILES) if target.uses_tiles else ("attend", 0)
-    arguments |= target.scratch(count_attention_scratch(key_dim, value_dim) + tile_bytes)
+    arguments |= target.build_scratch_arguments(count_attention_scratch(key_dim, value_dim) + tile_bytes)
     kinds = "-".join(dict.fromkeys(side.kind.upper() for side in sides))
     reads, count = [*reads, plan.made], plan.unit_count
     steps.append(f"{kernel}-{kinds}", arguments, 8 * target.threads, reads, [y, partial], count)
@@ -432,7 +432,9 @@ def lower_attend(steps: StepBuilder, operation: Attend, target: CpuTarget) -> No
 def lower_select_keys(steps: StepBuilder, operation: SelectKeys, target: CpuTarget) -> None:
     arguments, reads, y, kernel = operation.prepare(steps)
     context = 32 * operation.output.columns  # bits, one per position for each head that selects
-    arguments |= target.scratch(count_selection_scratch(operation.heads, operation.state.key_dim, context))
+    arguments |= target.build_scratch_arguments(
+        count_selection_scratch(operation.heads, operation.state.key_dim, context)
+    )
     steps.append_row_step(kernel, operation.inputs[0].rows, arguments, reads, [y])
 
 

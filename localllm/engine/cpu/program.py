@@ -12,9 +12,9 @@ import numpy as np
 from localllm.arch.layer_state import KVType, State
 from localllm.engine.cpu.kernel_variants import RunShape, VariantLoader
 from localllm.engine.cpu.lowering import CpuTarget, create_target, optimize_graph, uses_integers
-from localllm.engine.lower.header import Header, SequenceSpan, TextSpan
+from localllm.engine.lower.header import RunHeader, SequenceSpan, TextSpan
 from localllm.engine.lower.steps import StepMemory
-from localllm.engine.lower.tape import Step, Tape, slice_steps
+from localllm.engine.lower.tape import KernelStep, Tape, slice_steps
 from localllm.engine.memory.cache import HeadStreams, KVCache, ReservedMemory
 from localllm.engine.operations.attention import Attend
 from localllm.engine.operations.operation import Crossing, MatrixProduct, Operation, lower_operations
@@ -134,7 +134,7 @@ class StreamingRunner:
     for the next image takes all threads 80 ms, of 3.5 s per image.
     """
 
-    def __init__(self, threads: TapeThreads, steps: Sequence[Step]):
+    def __init__(self, threads: TapeThreads, steps: Sequence[KernelStep]):
         self._threads, self._pieces = threads, slice_steps(steps)
 
     def run(self) -> None:
@@ -183,7 +183,7 @@ class CpuProgram:
     """
 
     def __init__(
-        self, header: Header, threads: TapeThreads, vocab_size: int, loader: VariantLoader,
+        self, header: RunHeader, threads: TapeThreads, vocab_size: int, loader: VariantLoader,
         memory: Sequence[ReservedMemory] = (),
         streaming: "StreamingRunner | WeightStream | None" = None, kernel_limits: Sequence[int] = (),
     ):  # fmt: skip
@@ -208,18 +208,18 @@ class CpuProgram:
     def read(self, texts: Sequence[TextSpan], pages: np.ndarray, precise: bool) -> np.ndarray:
         """Process whole inputs; return a row for each: float32 [inputs, width].
 
-        pages, precise: see Header.fill_texts. Raises the errors of `run`.
+        pages, precise: see RunHeader.fill_texts. Raises the errors of `run`.
         """
         rows = np.empty((len(texts), self._vocab_size), np.float32)
         self._header.describe_texts(texts, pages, rows, precise)
         return self._compute(rows)
 
-    def rows(self, count: int, pages: np.ndarray, windows: np.ndarray | None = None) -> np.ndarray:
+    def compute_rows(self, count: int, pages: np.ndarray, windows: np.ndarray | None = None) -> np.ndarray:
         """Compute a row for each of `count` tokens with bidirectional attention: float32 [count, width].
 
         The program must begin with external rows and return a row for each of them. With more than PRECISE_TOKENS,
-        activations keep 8 bits. pages: see Header.fill_texts; windows: see Header.fill_windows. Raises the errors of
-        `run`.
+        activations keep 8 bits. pages: see RunHeader.fill_texts; windows: see RunHeader.fill_windows. Raises the errors
+        of `run`.
         """
         rows = np.empty((count, self._vocab_size), np.float32)
         self._header.describe_texts([TextSpan(np.zeros(count, np.int64), count)], pages, rows, False)

@@ -11,7 +11,7 @@ from localllm.engine.cuda.cache import CudaCache, GpuStateLayout
 from localllm.engine.cuda.card import Gpu
 from localllm.engine.cuda.devices import split_at_layer
 from localllm.engine.cuda.program import MAX_SEQUENCES, CudaProgram
-from localllm.engine.lower.header import Header, SequenceSpan, TextSpan
+from localllm.engine.lower.header import RunHeader, SequenceSpan, TextSpan
 from localllm.engine.lower.steps import StepMemory
 from localllm.engine.lower.tape import compute_row_bytes
 from localllm.engine.memory.cache import JointCache, KVCache
@@ -55,11 +55,15 @@ class CudaBackend:
             pinned = {x: card.allocate_pinned(BATCH * compute_row_bytes(x.columns)) for x in halves.crossing}
             crossing = {x: memory.view(np.float32).reshape(BATCH, -1) for x, memory in pinned.items()}
             first = KVCache([state for state in paged if state.layer < on_cpu], context, kv_type, cache.sequences)
-            both, places = JointCache(first, cache), StepMemory(first, None, Header())
+            both, places = JointCache(first, cache), StepMemory(first, None, RunHeader())
             self._cpu_program = compile_program(halves.before, places, options.thread_count, options.progress, crossing)
             operations, self.warning = halves.behind, self._cpu_program.warning
         room = CachePool(both, layout)
-        self.store, self.cache_usage, self.bytes_per_token = room.store, room.cache_usage, room.bytes_per_token
+        self.create_state, self.get_cache_usage, self.bytes_per_token = (
+            room.create_state,
+            room.get_cache_usage,
+            room.bytes_per_token,
+        )
         self._program = CudaProgram(card, operations, cache, layout, context, options, crossing)
         self.warning = self.warning or card.warning
 
@@ -103,7 +107,7 @@ class CudaEmbeddingRunner:
     def __init__(self, operations: list[Operation], states: Sequence[State], context: int, options: EngineOptions):
         """Upload the model; context: maximum number of tokens in an input.
 
-        Raises NoCardError, MemoryLimitError, UnsupportedError.
+        Raises NoGpuError, MemoryLimitError, UnsupportedError.
         """
         self._card = card = devices.open_card(int(options.backend.partition(":")[2] or 0))
         try:

@@ -38,33 +38,33 @@ class CudaCache(KVCache):
     def copy(self, source: int, target: int, tokens: int) -> None:
         for side in self._list_streams():
             for head in range(side.heads):
-                first = self._memory.address + side.start + head * self.head_stride(side)
+                first = self._memory.address + side.start + head * self.get_head_stride(side)
                 page = PAGE * side.token_bytes
                 self._card.copy(first + target * page, first + source * page, tokens * side.token_bytes)
 
-    def content(self, pages: np.ndarray, local: bool) -> np.ndarray:
-        parts = [self._card.download(address, size) for address, size in self._pieces(pages, local)]
+    def copy_pages(self, pages: np.ndarray, local: bool) -> np.ndarray:
+        parts = [self._card.download(address, size) for address, size in self._list_chunks(pages, local)]
         return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
 
     def fill(self, pages: np.ndarray, local: bool, content: np.ndarray) -> None:
-        if len(pages) * self.page_bytes(local) != len(content):
-            raise ValueError(f"{len(content)} bytes for {len(pages) * self.page_bytes(local)}")
+        if len(pages) * self.get_page_bytes(local) != len(content):
+            raise ValueError(f"{len(content)} bytes for {len(pages) * self.get_page_bytes(local)}")
         start = 0
-        for address, size in self._pieces(pages, local):
+        for address, size in self._list_chunks(pages, local):
             self._card.upload(address, content[start : start + size])
             start += size
 
-    def _pieces(self, pages: np.ndarray, local: bool) -> Iterable[tuple[int, int]]:
+    def _list_chunks(self, pages: np.ndarray, local: bool) -> Iterable[tuple[int, int]]:
         """Yield addresses and sizes of pages, stream by stream; local: of layers with a window, or the others."""
         windowed = set(self._list_streams(local=True))
         for side in self._list_streams():
             if (side in windowed) == local:
                 for head in range(side.heads):
                     for page in pages:
-                        yield self._place(side, head, int(page)), PAGE * side.token_bytes
+                        yield self._get_address(side, head, int(page)), PAGE * side.token_bytes
 
-    def _place(self, side: HeadStreams, head: int, page: int) -> int:
-        return self._memory.address + side.start + head * self.head_stride(side) + page * PAGE * side.token_bytes
+    def _get_address(self, side: HeadStreams, head: int, page: int) -> int:
+        return self._memory.address + side.start + head * self.get_head_stride(side) + page * PAGE * side.token_bytes
 
     def use(self, pages: Iterable[int]) -> None: ...
 
@@ -91,19 +91,19 @@ class GpuStateLayout(StateLayout):
         self._card = card
         self.zeros = self.from_bytes(np.zeros(self.nbytes, np.uint8))
 
-    def new(self) -> GpuStates:
+    def allocate(self) -> GpuStates:
         return GpuStates(self._card, self.nbytes)
 
-    def address(self, memory: object) -> int:
+    def get_address(self, memory: object) -> int:
         assert isinstance(memory, GpuStates)
         return memory.address
 
-    def content(self, memory: object) -> np.ndarray:
-        return self._card.download(self.address(memory), self.nbytes)
+    def view_bytes(self, memory: object) -> np.ndarray:
+        return self._card.download(self.get_address(memory), self.nbytes)
 
     def from_bytes(self, content: np.ndarray) -> GpuStates:
         if content.nbytes != self.nbytes:
             raise ValueError(f"{content.nbytes} bytes for {self.nbytes}")
-        memory = self.new()
+        memory = self.allocate()
         self._card.upload(memory.address, content)
         return memory

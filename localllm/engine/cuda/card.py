@@ -1,6 +1,6 @@
 """The API of a GPU: memory, kernels, graphs.
 
-CudaCard implements it with NVIDIA's packages, which are imported only if there is a driver: the driver allocates
+CudaGpu implements it with NVIDIA's packages, which are imported only if there is a driver: the driver allocates
 memory, cuda.core launches kernels and graphs, and cuBLAS multiplies on tensor cores. Tests use Numba's simulator.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.kernels.build.objects import Progress
-from localllm.kernels.cuda import Grid
+from localllm.kernels.cuda import LaunchGrid
 from localllm.system.processes import has_driver
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 MAX_CHUNK_BYTES = 32 << 20  # maximum bytes of an upload
 
 
-class Launch(NamedTuple):
+class KernelLaunch(NamedTuple):
     kernel: str
-    grid: Grid
+    grid: LaunchGrid
     arguments: tuple[int, ...]
 
 
@@ -52,7 +52,7 @@ class CublasProduct(NamedTuple):
     adds: bool  # whether the product is added to c
 
 
-Work = Launch | CublasProduct
+Work = KernelLaunch | CublasProduct
 
 
 class Gpu(Protocol):
@@ -142,7 +142,7 @@ class NoGpuError(LocalllmError):
 
 
 def open_card(number: int) -> "CudaGpu":
-    """Open a GPU by its index. Raises NoCardError with one line that says what is missing."""
+    """Open a GPU by its index. Raises NoGpuError with one line that says what is missing."""
     if not has_driver():
         raise NoGpuError("no NVIDIA driver found")
     try:
@@ -327,10 +327,10 @@ class CudaGpu:
     def prepare(self, kernels: set[str], progress: Progress | None) -> None:
         from cuda.core import ObjectCode
 
-        from localllm.kernels.cuda.build import machine_code
+        from localllm.kernels.cuda.build import build_machine_code
 
         missing = {name for name in kernels if name not in self._kernels}
-        for name, (code, entry) in machine_code(missing, self.capability, progress, self._set_warning).items():
+        for name, (code, entry) in build_machine_code(missing, self.capability, progress, self._set_warning).items():
             self._kernels[name] = ObjectCode.from_cubin(code).get_kernel(entry)
 
     def _set_warning(self, line: str) -> None:
@@ -357,7 +357,7 @@ class CudaGpu:
         if isinstance(work, CublasProduct):
             self._multiply(stream, work)
             return
-        assert isinstance(work, Launch)
+        assert isinstance(work, KernelLaunch)
         config = LaunchConfig(grid=(work.grid.x, work.grid.y), block=work.grid.threads)
         launch(stream, config, self._kernels[work.kernel], *(np.int64(value) for value in work.arguments))
 

@@ -71,9 +71,11 @@ def compute_matrix_bytes(format_name: str, shape: tuple[int, ...]) -> int:
 def compute_state_bytes(state: State, context: int, kv_type: KVType) -> int:
     """Compute the bytes of a layer's state: of all tokens (even with a window), or of all snapshots."""
     if isinstance(state, Recurrent):
-        return (MAX_SNAPSHOTS + 3) * state.bytes(context, kv_type)  # before a run and after it, and the initial states
+        return (MAX_SNAPSHOTS + 3) * state.count_bytes(
+            context, kv_type
+        )  # before a run and after it, and the initial states
     state = replace(state, window=None)
-    return state.bytes(context + 2 * PAGE, kv_type)  # the cache rounds up to an odd number of whole pages
+    return state.count_bytes(context + 2 * PAGE, kv_type)  # the cache rounds up to an odd number of whole pages
 
 
 def compute_spare(needed_sizes: GpuSizes, count: int, free: int) -> int:
@@ -163,7 +165,7 @@ def place_layers(
     """Open the GPU that the options name, and decide how many layers it gets.
 
     These are the layers that are requested and fit. buffers(states, kv_type): bytes that a GPU needs in addition to
-    weights and cache. With the device auto there may be no GPU; `warning` then says why. Raises NoCardError,
+    weights and cache. With the device auto there may be no GPU; `warning` then says why. Raises NoGpuError,
     MemoryLimitError, UnsupportedError.
     """
     device, requested, kv_type = options.backend, options.gpu_layers, options.kv_cache_type

@@ -15,11 +15,11 @@ from typing import ClassVar, NamedTuple, SupportsInt
 import numpy as np
 
 from localllm.arch.weights import Weight
-from localllm.engine.cuda.card import CublasProduct, Launch, Work
+from localllm.engine.cuda.card import CublasProduct, KernelLaunch, Work
 from localllm.engine.cuda.weights import GpuWeights
 from localllm.engine.lower.activation import ALL, WANTED, Activation
 from localllm.engine.lower.steps import StepBuilder, StepMemory
-from localllm.engine.lower.tape import Buffer, Step
+from localllm.engine.lower.tape import Buffer, KernelStep
 from localllm.engine.operations.attention import Attend, AttentionArguments, get_bias_reach
 from localllm.engine.operations.experts import ExpertLinear, Route
 from localllm.engine.operations.key_selection import SelectKeys
@@ -59,16 +59,16 @@ class CudaTarget:
         return 16 if self.weights.capability >= (8, 0) else 8
 
     def matrix(self, weight: Weight) -> int:
-        return self.weights.address(weight)
+        return self.weights.get_address(weight)
 
     def layout_of(self, weight: Weight) -> tuple[str, int]:
-        return GpuWeights.format(weight), GpuWeights.row_bytes(weight)
+        return GpuWeights.get_format(weight), GpuWeights.row_bytes(weight)
 
-    def scratch(self, size: int) -> dict[str, object]:
+    def build_scratch_arguments(self, size: int) -> dict[str, object]:
         """Return no arguments, because CUDA kernels allocate their scratch memory themselves."""
         return {"scratch": 0, "scratch_bytes": 0}
 
-    def share(self, rows: int, count: np.ndarray) -> tuple[int, np.ndarray | None]:
+    def divide_rows(self, rows: int, count: np.ndarray) -> tuple[int, np.ndarray | None]:
         """Return one part per row: only the GPU knows the actual number of rows."""
         return rows, None
 
@@ -124,7 +124,7 @@ class ProductFactor(NamedTuple):
 
 def select_form(operation: MatrixProduct, rows: int) -> str | None:
     """Return the verb that converts a product's float32 input, or None; rows: maximum rows of the input."""
-    kind = GpuWeights.format(operation.weight)
+    kind = GpuWeights.get_format(operation.weight)
     if isinstance(operation, ExpertLinear) or rows <= FEW_TOKENS:
         return None if kind in FLOAT_FORMATS else "quantize_planes"
     return {"F32": None, "BF16": "split_bf16"}.get(kind, "halve")
@@ -133,7 +133,7 @@ def select_form(operation: MatrixProduct, rows: int) -> str | None:
 def lower_linear(steps: StepBuilder, operation: Linear, target: CudaTarget) -> None:
     """Append the steps of a product with one matrix."""
     bias = operation.bias
-    steps.new(operation.output)
+    steps.allocate(operation.output)
     if steps.max_rows(operation.inputs[0].rows) <= FEW_TOKENS:
         multiply_few(steps, operation, target, DENSE_ARGUMENTS, [])
     else:
@@ -145,7 +145,7 @@ def lower_linear(steps: StepBuilder, operation: Linear, target: CudaTarget) -> N
 def lower_expert_linear(steps: StepBuilder, operation: ExpertLinear, target: CudaTarget) -> None:
     """Append the steps that multiply each expert's rows by its matrix, some rows at a time."""
     weight, experts = operation.weight, steps.experts[operation.choice.routed]
-    steps.new(operation.output)
+    steps.allocate(operation.output)
     of_experts: dict[str, object] = {
         "active": experts.active,
         "active_count": experts.active_count,
@@ -169,7 +169,7 @@ def multiply_few(
 ) -> None:
     """Append the step that multiplies by packed weights."""
     x, weight, y = operation.inputs[0], operation.weight, steps.buffers[operation.output]
-    kind, most_rows = GpuWeights.format(weight), steps.max_rows(x.rows)
+    kind, most_rows = GpuWeights.get_format(weight), steps.max_rows(x.rows)
     kernel = (
         f"{count_tokens_at_once(min(most_rows, target.tokens))}-{kind}"  # no expert has more rows than there are tokens
     )
@@ -187,7 +187,7 @@ def multiply_few(
 
 def multiply_many(steps: StepBuilder, operation: MatrixProduct, target: CudaTarget) -> None:
     x, weight, y = operation.inputs[0], operation.weight, steps.buffers[operation.output]
-    kind, width, rows = GpuWeights.format(weight), GpuWeights.row_bytes(weight), weight.shape[0]
+    kind, width, rows = GpuWeights.get_format(weight), GpuWeights.row_bytes(weight), weight.shape[0]
     if kind == "F32":
         matrix, source = ProductFactor(target.matrix(weight), width // 4), steps.buffers[x]
         append_product(steps, "f32", matrix, ProductFactor(source, source.stride // 4), x, y, rows)
@@ -383,9 +383,9 @@ def append_attend_many(steps: StepBuilder, attention: AttentionArguments, target
 QUANTIZING_KERNELS = {"rms_norm": "norm_quantize", "swiglu": "swiglu_quantize"}  # kernels that also quantize
 
 
-def merge_quantizations(steps: list[Step]) -> list[Step]:
+def merge_quantizations(steps: list[KernelStep]) -> list[KernelStep]:
     """Merge each quantization into the step that computes its input, if that step's kernel can quantize."""
-    result: list[Step] = []
+    result: list[KernelStep] = []
     for step in steps:
         place = find_quantizing_step(result, step) if step.kernel == "quantize_planes" else None
         if place is None:
@@ -394,7 +394,7 @@ def merge_quantizations(steps: list[Step]) -> list[Step]:
             step_before, integers = result[place], {name: step.arguments[name] for name in ("codes", "scales", "sums")}
             writes = [*step_before.writes, *step.writes]
             kernel = QUANTIZING_KERNELS[step_before.kernel]
-            result[place] = Step(
+            result[place] = KernelStep(
                 kernel,
                 step_before.arguments | integers,
                 step_before.parts,
@@ -405,7 +405,7 @@ def merge_quantizations(steps: list[Step]) -> list[Step]:
     return result
 
 
-def find_quantizing_step(earlier_steps: list[Step], step: Step) -> int | None:
+def find_quantizing_step(earlier_steps: list[KernelStep], step: KernelStep) -> int | None:
     """Return the index of the earlier step that computes the input of `step` and can quantize it, or None."""
     x, columns = step.arguments["x"], step.arguments["columns"]
     place = next((place for place in reversed(range(len(earlier_steps))) if x in earlier_steps[place].writes), None)
@@ -414,9 +414,9 @@ def find_quantizing_step(earlier_steps: list[Step], step: Step) -> int | None:
     return place if earlier_steps[place].arguments.get("group", columns) == columns else None
 
 
-def fuse_norms(steps: list[Step]) -> list[Step]:
+def fuse_norms(steps: list[KernelStep]) -> list[KernelStep]:
     """Fuse sums with norms, and norms with RoPE."""
-    result: list[Step] = []
+    result: list[KernelStep] = []
     for step in steps:
         place = find_fusible_step(result, step)
         if place is not None:
@@ -425,7 +425,7 @@ def fuse_norms(steps: list[Step]) -> list[Step]:
     return result
 
 
-def find_fusible_step(earlier_steps: list[Step], step: Step) -> int | None:
+def find_fusible_step(earlier_steps: list[KernelStep], step: KernelStep) -> int | None:
     """Return the index of the earlier step that `step` can be fused with; None if there is none."""
     x = step.arguments.get("x")
     if not isinstance(x, Buffer):
@@ -436,7 +436,7 @@ def find_fusible_step(earlier_steps: list[Step], step: Step) -> int | None:
     return None
 
 
-def can_fuse(first: Step, step: Step, between: list[Step]) -> bool:
+def can_fuse(first: KernelStep, step: KernelStep, between: list[KernelStep]) -> bool:
     """Return whether `first` can be fused into `step`, which reads its output.
 
     between: the steps between them.
@@ -452,16 +452,16 @@ def can_fuse(first: Step, step: Step, between: list[Step]) -> bool:
     return False
 
 
-def fuse_steps(first: Step, step: Step) -> Step:
+def fuse_steps(first: KernelStep, step: KernelStep) -> KernelStep:
     """Return one step that does the work of both."""
     a, b = first.arguments, step.arguments
     if step.kernel == "rms_norm":
         arguments = {"count": a["count"], "x": a["x"], "z": a["z"], "total": a["y"]}
         arguments |= {name: b[name] for name in ("weight", "y", "stride", "columns", "epsilon")}
-        return Step("add_rms_norm", arguments, step.parts, step.count, first.reads, [*first.writes, *step.writes])
+        return KernelStep("add_rms_norm", arguments, step.parts, step.count, first.reads, [*first.writes, *step.writes])
     reads: list[Buffer] = [*first.reads, *(buffer for buffer in step.reads if buffer is not b["x"])]
     arguments = b | {"x": a["x"], "weight": a["weight"], "epsilon": a["epsilon"]}
-    return Step("rms_norm_rope", arguments, step.parts, step.count, reads, step.writes)
+    return KernelStep("rms_norm_rope", arguments, step.parts, step.count, reads, step.writes)
 
 
 VERBS: dict[str, Callable[..., None]] = {
@@ -474,7 +474,7 @@ VERBS: dict[str, Callable[..., None]] = {
 
 def lower_to_gpu(
     operations: Sequence[Operation], places: StepMemory, weights: GpuWeights, size: tuple[int, int], crossing: Crossing
-) -> list[Step]:
+) -> list[KernelStep]:
     """Lower operations to the steps of a program.
 
     size: maximum counts of tokens and of requested logits; crossing: see `imported` of `lower_operations`.
@@ -491,11 +491,11 @@ def lower_to_gpu(
     return fuse_norms(merge_quantizations(steps.all))
 
 
-def list_kernels(steps: Sequence[Step]) -> set[str]:
+def list_kernels(steps: Sequence[KernelStep]) -> set[str]:
     return {step.kernel for step in steps if step.kernel != "product"}
 
 
-def convert_step(step: Step, place: Callable[[np.ndarray], int], memory: int) -> Work:
+def convert_step(step: KernelStep, place: Callable[[np.ndarray], int], memory: int) -> Work:
     """Convert a step to GPU work; place(array): its GPU address; memory: address of the buffers."""
     values = {name: encode_argument(value, place, memory) for name, value in step.arguments.items()}
     if step.kernel == "product":
@@ -505,7 +505,7 @@ def convert_step(step: Step, place: Callable[[np.ndarray], int], memory: int) ->
     if missing := values.keys() ^ set(names):
         raise TypeError(f"{step.kernel}: {', '.join(sorted(missing))}")
     launch_grid = compute_grid(step.kernel, step.arguments, step.parts)
-    return Launch(step.kernel, launch_grid, tuple(values[name] for name in names))
+    return KernelLaunch(step.kernel, launch_grid, tuple(values[name] for name in names))
 
 
 def encode_argument(value: object, place: Callable[[np.ndarray], int], memory: int) -> int:

@@ -7,10 +7,10 @@ import numpy as np
 
 from localllm.arch.layer_state import KVType, Recurrent, State
 from localllm.arch.weights import Weight
-from localllm.engine.cuda.card import MAX_CHUNK_BYTES, Gpu, Launch
+from localllm.engine.cuda.card import MAX_CHUNK_BYTES, Gpu, KernelLaunch
 from localllm.engine.cuda.lowering import convert_step, list_kernels, lower_to_gpu
 from localllm.engine.cuda.weights import GpuWeights
-from localllm.engine.lower.header import Header, SequenceSpan, TextSpan, allocate_int64
+from localllm.engine.lower.header import RunHeader, SequenceSpan, TextSpan, allocate_int64
 from localllm.engine.lower.steps import StepMemory
 from localllm.engine.lower.tape import assign_stages, plan_offsets
 from localllm.engine.memory.cache import KVCache
@@ -26,7 +26,7 @@ from localllm.kernels.table import FETCH, PAGE
 MAX_SEQUENCES = 64  # maximum number of sequences in a run; the header holds a page table for each
 
 
-class PinnedHeader(Header):
+class PinnedHeader(RunHeader):
     """A header in pinned host memory that one kernel copies to the GPU, with the sequences' page tables.
 
     Attributes:
@@ -48,7 +48,7 @@ class PinnedHeader(Header):
         self._used += size
         return self.words[self._used - size : self._used].reshape(shape)
 
-    def offset(self, array: np.ndarray) -> int | None:
+    def find_offset(self, array: np.ndarray) -> int | None:
         """Return the byte offset of an array that belongs to the header; None for others."""
         offset = array.ctypes.data - self.words.ctypes.data
         return offset if 0 <= offset < self.words.nbytes else None
@@ -78,7 +78,7 @@ def count_header_words(tokens: int) -> int:
         arrays.append(allocate_int64(shape))
         return arrays[-1]
 
-    Header(tokens, allocate)
+    RunHeader(tokens, allocate)
     return sum(array.size for array in arrays)
 
 
@@ -88,7 +88,7 @@ class BufferArena:
     def __init__(self, card: Gpu):
         self._card, self._address, self._size = card, 0, -1
 
-    def address(self, size: int) -> int:
+    def reserve(self, size: int) -> int:
         """Return the address of at least `size` bytes; earlier addresses stay valid. Raises MemoryLimitError."""
         if size > self._size:
             self._address, self._size = self._card.allocate(max(size, 1)), size
@@ -122,12 +122,12 @@ class SizedProgram:
         places = StepMemory(model.cache, model.layout, self.header)
         steps = lower_to_gpu(model.operations, places, model.weights, size, model.imported)
         assign_stages(steps)
-        self._keep, memory = steps, model.arena.address(plan_offsets(steps))
+        self._keep, memory = steps, model.arena.reserve(plan_offsets(steps))
         self.header.base = card.allocate(self.header.words.nbytes)
         self._flaws = card.allocate_pinned(8).view(np.int64)
         card.prepare(list_kernels(steps) | {"fetch"}, progress)
         fetch = {"source": self.header.words.ctypes.data, "target": self.header.base, "words": len(self.header.words)}
-        first = Launch("fetch", compute_grid("fetch", fetch, 0), tuple(fetch[name] for name in FETCH._fields))
+        first = KernelLaunch("fetch", compute_grid("fetch", fetch, 0), tuple(fetch[name] for name in FETCH._fields))
         works = [convert_step(step, self._place, memory) for step in steps]
         self._replay: Callable[[], None] = card.record([first, *works])
 
@@ -135,7 +135,7 @@ class SizedProgram:
         """Return an array's GPU address; arrays outside of the header are uploaded once."""
         if array is self.header.flaws:
             return int(self._flaws.ctypes.data)
-        offset = self.header.offset(array)
+        offset = self.header.find_offset(array)
         if offset is not None:
             return self.header.base + offset
         if id(array) not in self._constants:
@@ -166,7 +166,7 @@ class CudaProgram:
         matrices = [operation.weight for operation in operations if isinstance(operation, MatrixOperation)]
         weights = GpuWeights(card, matrices, options.on_upload)
         for weight in matrices:
-            weights.address(weight)
+            weights.get_address(weight)
         self._model = GpuContext(card, operations, cache, layout, weights, context, crossing, BufferArena(card))
         self._card, self._vocab_size = card, operations[-1].output.columns
         self._programs: dict[tuple[int, int], SizedProgram] = {}
@@ -189,12 +189,12 @@ class CudaProgram:
             size = 4 * round_program_size(wanted) * self._vocab_size
             self._logits = self._card.allocate_pinned(size).view(np.float32).reshape(-1, self._vocab_size)
         logits = self._logits[:wanted]
-        self._program(round_program_size(tokens), round_program_size(max(wanted, 1))).run(
+        self._get_program(round_program_size(tokens), round_program_size(max(wanted, 1))).run(
             lambda header: fill(header, logits)
         )
         return logits.copy()
 
-    def _program(self, tokens: int, wanted: int) -> SizedProgram:
+    def _get_program(self, tokens: int, wanted: int) -> SizedProgram:
         """Return the program of this size; it is built on first use, without a progress display."""
         size = tokens, wanted
         if size not in self._programs:
@@ -210,7 +210,7 @@ def compute_buffer_bytes(operations: list[Operation], states: Sequence[State], k
     paged = [state for state in states if not isinstance(state, Recurrent)]
     recurrent = [state for state in states if isinstance(state, Recurrent)]
     cache, layout = KVCache(paged, PAGE, kv_type, (1,)), StateLayout(recurrent) if recurrent else None
-    steps = lower_to_gpu(operations, StepMemory(cache, layout, Header()), UnplacedWeights(), (BATCH, 1), {})
+    steps = lower_to_gpu(operations, StepMemory(cache, layout, RunHeader()), UnplacedWeights(), (BATCH, 1), {})
     assign_stages(steps)
     return plan_offsets(steps) + 3 * MAX_CHUNK_BYTES
 
@@ -223,7 +223,7 @@ class UnplacedWeights(GpuWeights):
     def __init__(self) -> None:
         """Upload nothing."""
 
-    def address(self, weight: Weight) -> int:
+    def get_address(self, weight: Weight) -> int:
         return 0
 
 

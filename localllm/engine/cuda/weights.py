@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from localllm.arch.weights import Weight
-from localllm.engine.cuda.card import MAX_CHUNK_BYTES, Gpu, Launch
+from localllm.engine.cuda.card import MAX_CHUNK_BYTES, Gpu, KernelLaunch
 from localllm.files.gguf.file import Tensor
 from localllm.kernels.build.objects import Progress
 from localllm.kernels.cuda import compute_grid, list_parameters
@@ -31,11 +31,11 @@ class GpuWeights:
         self._places: dict[Key, int] = {}
         self.unpacked: dict[str, str] = {}
 
-    def address(self, weight: Weight) -> int:
+    def get_address(self, weight: Weight) -> int:
         """Return the address of a matrix or stack, uploading it first if necessary. Raises LocalllmError."""
         key = create_key(weight)
         if key not in self._places:
-            tensor, kind = weight.tensor, self.format(weight)
+            tensor, kind = weight.tensor, self.get_format(weight)
             if kind != tensor.format.name:
                 self.unpacked[tensor.format.name] = kind
             rows, columns = int(np.prod(tensor.shape[:-1])), tensor.shape[-1]
@@ -48,14 +48,14 @@ class GpuWeights:
         return self._places[key]
 
     @staticmethod
-    def format(weight: Weight) -> str:
+    def get_format(weight: Weight) -> str:
         """Return the format of a matrix on the GPU."""
         return get_storage_format(weight.tensor.format.name)
 
     @classmethod
     def row_bytes(cls, weight: Weight) -> int:
         """Return the row stride on the GPU in bytes."""
-        return compute_row_bytes(cls.format(weight), weight.shape[-1])
+        return compute_row_bytes(cls.get_format(weight), weight.shape[-1])
 
     def _upload_planes(self, tensor: Tensor, kind: str, place: int) -> None:
         """Upload blocks as they are in the file; a kernel rearranges them into planes."""
@@ -63,13 +63,13 @@ class GpuWeights:
         shared_arguments = {"columns": columns, "planes": place, "row_bytes": compute_row_bytes(kind, columns)}
         last = 0
 
-        def take_apart(blocks: int, chunk: np.ndarray) -> Launch:
+        def take_apart(blocks: int, chunk: np.ndarray) -> KernelLaunch:
             nonlocal last
             first, last = last, last + chunk.nbytes // BY_NAME[kind].bytes * BY_NAME[kind].block
             arguments = shared_arguments | {"blocks": blocks, "first": first, "last": last}
             name = f"to_planes-{kind}"
             values = tuple(arguments[key] for key in list_parameters(name))
-            return Launch(name, compute_grid(name, arguments, 0), values)
+            return KernelLaunch(name, compute_grid(name, arguments, 0), values)
 
         self._card.prepare({f"to_planes-{kind}"}, None)
         self._card.upload_chunks(self._report_progress(iterate_chunks(tensor, kind)), take_apart, place)

@@ -7,28 +7,28 @@ from localllm.arch.verbs import Routing
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """The tokens of a run that an activation has a row for."""
+class RowSet:
+    """The tokens of a run for which an activation has rows: all, or only those with requested logits."""
 
     name: str
 
 
-ALL, WANTED = Rows("all"), Rows("wanted")
+ALL, WANTED = RowSet("all"), RowSet("wanted")
 
 
 @dataclass(frozen=True, eq=False)
-class RoutedRows(Rows):
+class RoutedRows(RowSet):
     """A row for each pair of token and expert, sorted by expert; their count is known only during a run."""
 
     routing: Routing
-    of: Rows  # the tokens
+    of: RowSet  # the tokens
 
 
 @dataclass(frozen=True, eq=False)
 class Activation:
     """A value of the graph, float32 [rows, columns]. Lowering allocates its memory."""
 
-    rows: Rows
+    rows: RowSet
     columns: int
 
 
@@ -39,7 +39,7 @@ class RoutedActivation(Activation):
     routed: RoutedRows
 
 
-class Node(Protocol):
+class GraphNode(Protocol):
     """An operation as a node of the graph."""
 
     @property

@@ -49,7 +49,7 @@ def allocate_int64(shape: tuple[int, ...]) -> np.ndarray:
     return np.zeros(shape, np.int64)
 
 
-class Header:
+class RunHeader:
     """Arguments of kernels that change from run to run: int64 arrays at fixed addresses."""
 
     def __init__(self, tokens: int = BATCH, zeros: Callable[[tuple[int, ...]], np.ndarray] = allocate_int64):

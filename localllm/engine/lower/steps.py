@@ -11,9 +11,9 @@ import numpy as np
 from localllm.arch.layer_state import LatentState, PagedState, State
 from localllm.arch.verbs import Routing
 from localllm.arch.weights import Weight
-from localllm.engine.lower.activation import ALL, WANTED, Activation, Node, RoutedRows, Rows
-from localllm.engine.lower.header import Header
-from localllm.engine.lower.tape import Buffer, Step, compute_row_bytes, pad_columns
+from localllm.engine.lower.activation import ALL, WANTED, Activation, GraphNode, RoutedRows, RowSet
+from localllm.engine.lower.header import RunHeader
+from localllm.engine.lower.tape import Buffer, KernelStep, compute_row_bytes, pad_columns
 from localllm.engine.memory.cache import HeadStreams, KVCache
 from localllm.engine.memory.recurrent import StateLayout
 from localllm.frozen import frozen
@@ -26,7 +26,7 @@ class StepMemory(NamedTuple):
 
     cache: KVCache
     layout: StateLayout | None
-    header: Header
+    header: RunHeader
 
 
 @frozen
@@ -80,11 +80,11 @@ class Target(Protocol):
         """Return the format of a matrix on this target, and its row stride in bytes."""
         ...
 
-    def scratch(self, size: int) -> dict[str, object]:
+    def build_scratch_arguments(self, size: int) -> dict[str, object]:
         """Return the arguments of a kernel that needs `size` scratch bytes per thread."""
         ...
 
-    def share(self, rows: int, count: np.ndarray) -> tuple[int, np.ndarray | None]:
+    def divide_rows(self, rows: int, count: np.ndarray) -> tuple[int, np.ndarray | None]:
         """Return the parts of a step that is divided by at most `rows` rows, and the count that limits them."""
         ...
 
@@ -99,19 +99,19 @@ class StepBuilder:
     Attributes:
         all: the steps.  buffers: by activation.
         forms: by activation, its converted forms, of types that the target defines.
-        counts: int64 [1] with the number of rows, by Rows.
-        experts: routing buffers by Rows.  in_cache: by state, buffers that represent its cached keys and values.
+        counts: int64 [1] with the number of rows, by RowSet.
+        experts: routing buffers by RowSet.  in_cache: by state, buffers that represent its cached keys and values.
         last_uses: by activation, the last operation that reads it.
     """
 
-    def __init__(self, target: Target, places: StepMemory, last_uses: Mapping[Activation, Node]):
+    def __init__(self, target: Target, places: StepMemory, last_uses: Mapping[Activation, GraphNode]):
         self.target, self.last_uses = target, last_uses
         self.cache, self.layout, self.header = places
-        self.all: list[Step] = []
+        self.all: list[KernelStep] = []
         self.buffers: dict[Activation, Buffer] = {}
-        self.counts: dict[Rows, np.ndarray] = {ALL: self.header.token_count, WANTED: self.header.wanted_count}
+        self.counts: dict[RowSet, np.ndarray] = {ALL: self.header.token_count, WANTED: self.header.wanted_count}
         self.forms: dict[Activation, object] = {}
-        self.experts: dict[Rows, RoutingBuffers] = {}
+        self.experts: dict[RowSet, RoutingBuffers] = {}
         self.in_cache: dict[State, list[Buffer]] = {}
         self._memo: dict[Hashable, Any] = {}
 
@@ -121,33 +121,33 @@ class StepBuilder:
             self._memo[key] = make()
         return self._memo[key]
 
-    def find_form(self, operation: Node, kind: type[T]) -> T:
+    def find_form(self, operation: GraphNode, kind: type[T]) -> T:
         """Return the form of this type among an operation's inputs."""
         return next(form for x in operation.inputs if isinstance(form := self.forms.get(x), kind))
 
     # ---- memory ----
 
-    def max_rows(self, rows: Rows) -> int:
+    def max_rows(self, rows: RowSet) -> int:
         """Return the number of rows to allocate."""
         if isinstance(rows, RoutedRows):
-            return self.max_routed_rows(rows.routing)
+            return self.compute_max_routed_rows(rows.routing)
         return self.target.wanted_rows if rows is WANTED else self.target.buffer_rows
 
-    def max_routed_rows(self, routing: Routing) -> int:
+    def compute_max_routed_rows(self, routing: Routing) -> int:
         """Return the maximum number of rows of all experts together, each expert's rounded up."""
         pairs = self.target.tokens * routing.used
         return pairs + min(routing.matrices, pairs) * (self.target.expert_rows - 1)
 
-    def new(self, x: Activation) -> Buffer:
+    def allocate(self, x: Activation) -> Buffer:
         """Allocate an activation: float32 [rows, columns padded to 16]."""
         self.buffers[x] = Buffer(self.max_rows(x.rows), compute_row_bytes(x.columns))
         return self.buffers[x]
 
-    def alloc_or_reuse(self, operation: Node) -> Buffer:
+    def allocate_or_reuse(self, operation: GraphNode) -> Buffer:
         """Return a buffer for an operation's output: its first input's if this is its last use, or a new one."""
         x = operation.inputs[0]
         is_last = self.last_uses[x] is operation
-        y = self.buffers[operation.output] = self.buffers[x] if is_last else self.new(operation.output)
+        y = self.buffers[operation.output] = self.buffers[x] if is_last else self.allocate(operation.output)
         return y
 
     # ---- steps ----
@@ -160,14 +160,14 @@ class StepBuilder:
 
         parts: maximum number of parts of its work; count: int64 [1], limits the parts in a run.
         """
-        self.all.append(Step(kernel, arguments, parts, count, reads, writes))
+        self.all.append(KernelStep(kernel, arguments, parts, count, reads, writes))
 
     def append_row_step(
-        self, kernel: str, rows: Rows, arguments: dict[str, object], reads: list[Buffer], writes: list[Buffer]
+        self, kernel: str, rows: RowSet, arguments: dict[str, object], reads: list[Buffer], writes: list[Buffer]
     ) -> None:
         """Append a step whose work is divided by rows."""
         count = self.counts[rows]
-        parts, limit = self.target.share(self.max_rows(rows), count)
+        parts, limit = self.target.divide_rows(self.max_rows(rows), count)
         self.append(kernel, {"count": count, **arguments}, parts, reads, writes, limit)
 
     def append_split_step(self, kernel: str, x: Activation, arguments: dict[str, object], parts: int) -> None:
@@ -178,7 +178,7 @@ class StepBuilder:
 
     def import_activation(self, x: Activation, rows: np.ndarray) -> None:
         """Append a step that copies an activation of another target, float32 [tokens, row length of a buffer]."""
-        y = self.new(x)
+        y = self.allocate(x)
         self.append("fetch", {"source": int(rows.ctypes.data), "target": y, "words": y.size // 8}, 0, [], [y])
 
     def export_activation(self, x: Activation, rows: np.ndarray) -> None:
@@ -217,7 +217,7 @@ def append_cache_writes(steps: StepBuilder, new: Sequence[Activation], state: Pa
         append_hadamard(steps, x, block)
         for x, block in zip(new, state.find_rotation_sizes(steps.cache.kv_type), strict=False)
     ]
-    triples = zip(new, ready, steps.cache.sides(state), strict=False)
+    triples = zip(new, ready, steps.cache.get_sides(state), strict=False)
     steps.in_cache[state] = [append_cache_write(steps, x, buffer, side) for x, buffer, side in triples]
 
 
@@ -225,8 +225,8 @@ def locate_cache(cache: KVCache, sides: tuple[HeadStreams, HeadStreams]) -> dict
     """Return the kernel arguments that locate keys and values."""
     keys, values = sides
     where: dict[str, object] = {"key_bytes": keys.token_bytes, "value_bytes": values.token_bytes}
-    where |= {"keys": cache.address(keys), "key_head_stride": cache.head_stride(keys)}
-    return where | {"values": cache.address(values), "value_head_stride": cache.head_stride(values)}
+    where |= {"keys": cache.get_address(keys), "key_head_stride": cache.get_head_stride(keys)}
+    return where | {"values": cache.get_address(values), "value_head_stride": cache.get_head_stride(values)}
 
 
 def append_cache_write(steps: StepBuilder, x: Activation, buffer: Buffer, side: HeadStreams) -> Buffer:
@@ -254,8 +254,12 @@ def append_hadamard(
     return y
 
 
-def locate_stream(cache: KVCache, side: HeadStreams, header: Header) -> dict[str, object]:
+def locate_stream(cache: KVCache, side: HeadStreams, header: RunHeader) -> dict[str, object]:
     """Return the kernel arguments that locate a run's tokens in a stream."""
     where: dict[str, object] = {"positions": header.positions, "owners": header.owners}
-    where |= {"sequences": header.sequences, "base": cache.address(side), "head_stride": cache.head_stride(side)}
+    where |= {
+        "sequences": header.sequences,
+        "base": cache.get_address(side),
+        "head_stride": cache.get_head_stride(side),
+    }
     return where | {"token_bytes": side.token_bytes, "heads": side.heads}

@@ -42,10 +42,10 @@ class Buffer:
 
 
 @dataclass
-class Step:
+class KernelStep:
     """One kernel call.
 
-    arguments: by name, scalars, arrays, buffers (for their addresses), Address and Scratch.
+    arguments: by name, scalars, arrays, buffers (for their addresses), KernelAddress and ScratchAddress.
     """
 
     kernel: str
@@ -73,7 +73,7 @@ class KernelCall:
 
 
 @frozen
-class Scratch:
+class ScratchAddress:
     """An argument that becomes the address of scratch memory, at least `size` bytes per thread."""
 
     size: int
@@ -85,22 +85,22 @@ SCRATCH_BYTES = object()  # an argument that becomes the scratch bytes of a thre
 class Tape:
     """The steps, from lowering to the array that threads execute."""
 
-    def __init__(self, steps: list[Step] | None = None) -> None:
-        self.steps: list[Step] = steps or []
+    def __init__(self, steps: list[KernelStep] | None = None) -> None:
+        self.steps: list[KernelStep] = steps or []
         self.memory: list[object] = []  # keeps alive the memory that the tape has addresses of
         self._kernels: dict[str, int] = {}
         self._scratch, self._scratch_bytes = 0, 0
         self._addresses: dict[int, int] = {}  # addresses of arrays, by id
 
-    def append(self, step: Step) -> None:
+    def append(self, step: KernelStep) -> None:
         self.steps.append(step)
 
     @property
     def kernels(self) -> set[str]:
-        named = {value.kernel for value in self._values() if isinstance(value, KernelAddress)}
+        named = {value.kernel for value in self._iterate_values() if isinstance(value, KernelAddress)}
         return named | {step.kernel for step in self.steps}
 
-    def _values(self) -> Iterator[object]:
+    def _iterate_values(self) -> Iterator[object]:
         """Yield all arguments, and those of calls among them."""
         values = [value for step in self.steps for value in step.arguments.values()]
         for value in values:
@@ -114,7 +114,7 @@ class Tape:
         addresses: addresses of kernels by name; threads: number of threads that will execute it.
         """
         assign_stages(self.steps)
-        size = max((value.size for value in self._values() if isinstance(value, Scratch)), default=0)
+        size = max((value.size for value in self._iterate_values() if isinstance(value, ScratchAddress)), default=0)
         self._kernels, self._scratch_bytes = addresses, -(-size // 4096) * 4096
         scratch = ReservedMemory(max(self._scratch_bytes * threads, 1))
         self._scratch = scratch.address
@@ -151,7 +151,7 @@ class Tape:
             values = [self._encode(each) for each in order_arguments(value.kernel, value.arguments)]
             self.memory.append(array := np.array([self._kernels[value.kernel], *values], np.int64))
             return get_address(array)
-        if isinstance(value, Scratch):
+        if isinstance(value, ScratchAddress):
             return self._scratch
         if value is SCRATCH_BYTES:
             return self._scratch_bytes
@@ -159,7 +159,7 @@ class Tape:
         return int(value)
 
 
-def assign_stages(steps: list[Step]) -> None:
+def assign_stages(steps: list[KernelStep]) -> None:
     """Begin a new stage where a step touches the current stage's outputs, or writes its inputs."""
     stage, read, writes_of_stage = 0, set[Buffer](), set[Buffer]()
     for step in steps:
@@ -181,7 +181,7 @@ class TapeSlice(NamedTuple):
     weights: list[np.ndarray]
 
 
-def slice_steps(steps: Sequence[Step], stages: Collection[int] = ()) -> list[TapeSlice]:
+def slice_steps(steps: Sequence[KernelStep], stages: Collection[int] = ()) -> list[TapeSlice]:
     """Slice steps at the ends of stages, with at most MAX_SLICE_BYTES of weights per slice where possible.
 
     stages: those that begin a slice in any case.
@@ -200,13 +200,13 @@ def slice_steps(steps: Sequence[Step], stages: Collection[int] = ()) -> list[Tap
     return [*pieces, TapeSlice(len(steps), weights)]
 
 
-def get_product_arguments(step: Step) -> dict[str, object]:
+def get_product_arguments(step: KernelStep) -> dict[str, object]:
     """Return the arguments of a step, or of the matrix product within it."""
     product = step.arguments.get("product")
     return product.arguments if isinstance(product, KernelCall) else step.arguments
 
 
-def allocate_buffers(steps: list[Step]) -> ReservedMemory:
+def allocate_buffers(steps: list[KernelStep]) -> ReservedMemory:
     """Allocate memory for all buffers and set their addresses; return the memory."""
     memory = ReservedMemory(max(plan_offsets(steps), 1))
     for buffer in {buffer for step in steps for buffer in step.reads + step.writes if buffer.rows}:
@@ -214,7 +214,7 @@ def allocate_buffers(steps: list[Step]) -> ReservedMemory:
     return memory
 
 
-def plan_offsets(steps: list[Step]) -> int:
+def plan_offsets(steps: list[KernelStep]) -> int:
     """Set each buffer's address to the lowest offset that overlaps no live buffer; return the total bytes."""
     buffers = {buffer: None for step in steps for buffer in step.reads + step.writes if buffer.rows}
     placed: list[tuple[int, int, int]] = []  # (first byte, last + 1, last stage) of live buffers, in order

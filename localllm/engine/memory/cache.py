@@ -123,19 +123,19 @@ class KVCache:
             sides, dims = [], (state.key_dim,) if isinstance(state, LatentState) else (state.key_dim, state.value_dim)
             for dim, kind in zip(dims, self.kv_type, strict=False):
                 sides.append(HeadStreams(end, state.kv_heads, count_stored_bytes(dim, kind), kind))
-                end += state.kv_heads * self.head_stride(sides[-1])
+                end += state.kv_heads * self.get_head_stride(sides[-1])
             layers[state] = sides[0], sides[-1]
         return layers, end
 
-    def head_stride(self, side: HeadStreams) -> int:
+    def get_head_stride(self, side: HeadStreams) -> int:
         """Return the distance in bytes from one head's stream to the next."""
         return self.pages * PAGE * side.token_bytes
 
-    def sides(self, state: PagedState | LatentState) -> tuple[HeadStreams, HeadStreams]:
+    def get_sides(self, state: PagedState | LatentState) -> tuple[HeadStreams, HeadStreams]:
         """Return the keys and the values of a layer; for a latent state, both are the same."""
         return self._layers[state]
 
-    def address(self, side: HeadStreams) -> int:
+    def get_address(self, side: HeadStreams) -> int:
         """Return the address of the first slot of the first head."""
         return self._memory.address + side.start
 
@@ -144,7 +144,7 @@ class KVCache:
         """Memory of a token in all streams, in bytes."""
         return sum(side.heads * side.token_bytes for side in self._list_streams())
 
-    def page_bytes(self, local: bool) -> int:
+    def get_page_bytes(self, local: bool) -> int:
         """Return the size in bytes of a page in layers with a window (local), or in those without."""
         windowed = set(self._list_streams(local=True))
         sides = [side for side in self._list_streams() if (side in windowed) == local]
@@ -161,7 +161,7 @@ class KVCache:
             slots = pages.reshape(len(pages), -1, token_bytes)
             slots[:, target] = slots[:, source]
 
-    def content(self, pages: np.ndarray, local: bool) -> np.ndarray:
+    def copy_pages(self, pages: np.ndarray, local: bool) -> np.ndarray:
         """Copy pages of the layers with a window (local), or of those without: uint8, stream by stream."""
         views = [view[:, pages].reshape(-1) for view in self._select_views(local)]
         return np.concatenate(views) if views else np.zeros(0, np.uint8)
@@ -193,7 +193,7 @@ class KVCache:
 
     def _view_stream(self, side: HeadStreams) -> np.ndarray:
         """View a stream as uint8 [heads, pages, bytes of a page]."""
-        data = self._memory.bytes[side.start : side.start + side.heads * self.head_stride(side)]
+        data = self._memory.bytes[side.start : side.start + side.heads * self.get_head_stride(side)]
         return data.reshape(side.heads, self.pages, -1)
 
     def give_back(self, pages: Iterable[int], local: bool = False) -> None:
@@ -205,7 +205,7 @@ class KVCache:
         """Yield the byte ranges of pages in every stream, adjacent ones merged."""
         for first, last in merge_ranges(sorted(pages)):
             for side in self._list_streams(local):
-                stride, page_bytes = self.head_stride(side), PAGE * side.token_bytes
+                stride, page_bytes = self.get_head_stride(side), PAGE * side.token_bytes
                 for start in range(side.start, side.start + side.heads * stride, stride):
                     yield int(start + first * page_bytes), int(start + last * page_bytes)
 
@@ -242,11 +242,11 @@ class JointCache:
         for cache in self._both:
             cache.copy_slots(source, target)
 
-    def content(self, pages: np.ndarray, local: bool) -> np.ndarray:
-        return np.concatenate([cache.content(pages, local) for cache in self._both])
+    def copy_pages(self, pages: np.ndarray, local: bool) -> np.ndarray:
+        return np.concatenate([cache.copy_pages(pages, local) for cache in self._both])
 
     def fill(self, pages: np.ndarray, local: bool, content: np.ndarray) -> None:
-        sizes = [len(pages) * cache.page_bytes(local) for cache in self._both]
+        sizes = [len(pages) * cache.get_page_bytes(local) for cache in self._both]
         if sum(sizes) != len(content):
             raise ValueError(f"{len(content)} bytes for {sum(sizes)}")
         for cache, part in zip(self._both, np.split(content, sizes[:1]), strict=True):

@@ -130,13 +130,13 @@ class PageTable:
             raise
         return pages
 
-    def parts(self, first: int, last: int) -> list[str]:
+    def list_sections(self, first: int, last: int) -> list[str]:
         has_windows = self._cache.window and first >= self._dropped * PAGE
         return ["pages", "windows"] if has_windows else ["pages"]
 
-    def part(self, name: str, first: int, last: int) -> np.ndarray:
+    def copy_section(self, name: str, first: int, last: int) -> np.ndarray:
         """Copy these tokens of the layers without a window ("pages") or with one ("windows"); uint8."""
-        return self._cache.content(self._select_pages(first, last), local=name == "windows")
+        return self._cache.copy_pages(self._select_pages(first, last), local=name == "windows")
 
     def put(self, first: int, last: int, parts: Mapping[str, np.ndarray]) -> None:
         """Insert tokens [first, last) from sections of another table.
@@ -202,7 +202,7 @@ class PageTable:
         return self.truncate(self._length)
 
     def append_copies(self, source: "PageTable", first: int, length: int, count: int) -> bool:
-        """Copy tokens of another table; return False if it lacks some of them, if only in windowed layers."""
+        """Copy tokens of another table; return False if it lacks any of them, even only in a windowed layer."""
         if first < source._dropped * PAGE or first + count > source._length:
             return False
         self.prepare(length, count)
@@ -237,14 +237,14 @@ class HybridState:
         self._pages.prepare(length, count)
         self._states.prepare(length, count)
 
-    def parts(self, first: int, last: int) -> list[str]:
+    def list_sections(self, first: int, last: int) -> list[str]:
         """List the sections of PageTable, and "states" if the recurrent states after `last` tokens are known."""
-        return [*self._pages.parts(first, last), *(["states"] if self._states.has_states(last) else [])]
+        return [*self._pages.list_sections(first, last), *(["states"] if self._states.has_states(last) else [])]
 
-    def part(self, name: str, first: int, last: int) -> np.ndarray:
+    def copy_section(self, name: str, first: int, last: int) -> np.ndarray:
         if name != "states":
-            return self._pages.part(name, first, last)
-        states = self._states.after(last)
+            return self._pages.copy_section(name, first, last)
+        states = self._states.find_states(last)
         assert states is not None
         return states
 
@@ -284,10 +284,10 @@ class CachePool:
         self._cache, self.layout, self.pages = cache, layout, PageAllocator(cache.pages)
         self.bytes_per_token = cache.bytes_per_token
 
-    def store(self) -> SequenceState:
+    def create_state(self) -> SequenceState:
         pages = PageTable(self._cache, self.pages)
         return HybridState(pages, RecurrentState(self.layout)) if self.layout else pages
 
-    def cache_usage(self) -> tuple[int, int]:
+    def get_cache_usage(self) -> tuple[int, int]:
         """Return the number of used token slots and of all, in whole pages."""
         return PAGE * self.pages.used, PAGE * len(self.pages)

@@ -37,10 +37,10 @@ class StateLayout:
         self._size, self.nbytes = end, 4 * end
         self.zeros = self._align(np.zeros(end + LINE_FLOATS, np.float32))
 
-    def offset(self, layer: int, number: int) -> int:
+    def get_offset(self, layer: int, number: int) -> int:
         return self._offsets[layer, number]
 
-    def new(self) -> object:
+    def allocate(self) -> object:
         """Allocate a block for the states of a sequence. Raises MemoryLimitError."""
         return self._allocate()
 
@@ -50,11 +50,11 @@ class StateLayout:
         except MemoryError:
             raise MemoryLimitError(f"no memory for the {self.nbytes / 1e6:.0f} MB of a sequence's states") from None
 
-    def address(self, memory: object) -> int:
+    def get_address(self, memory: object) -> int:
         assert isinstance(memory, np.ndarray)
         return int(memory.ctypes.data)
 
-    def content(self, memory: object) -> np.ndarray:
+    def view_bytes(self, memory: object) -> np.ndarray:
         """View or copy a block as bytes, uint8."""
         assert isinstance(memory, np.ndarray)
         return memory.view(np.uint8)
@@ -72,7 +72,7 @@ class StateLayout:
         return memory[start : start + self._size]
 
 
-class Snapshot(NamedTuple):
+class StateSnapshot(NamedTuple):
     """The states after `position` tokens."""
 
     position: int
@@ -95,7 +95,7 @@ class RecurrentState:
 
         memory: their block, possibly shared; None: zeros.
         """
-        self._layout, self._position, self._snapshots = layout, position, list[Snapshot]()
+        self._layout, self._position, self._snapshots = layout, position, list[StateSnapshot]()
         self.source = self.target = layout.zeros if memory is None else memory
         self._shared, self._several = True, False  # whether others use `target`; whether the last run had many tokens
 
@@ -103,13 +103,13 @@ class RecurrentState:
         """Prepare to advance the states from `length` tokens by `count` more."""
         assert length == self._position
         if count > 1 or self._several or length % PAGE == 0:
-            self._keep(Snapshot(length, self.target))
+            self._keep(StateSnapshot(length, self.target))
         self.source = self.target
         if self._shared:
-            self.target = self._layout.new()
+            self.target = self._layout.allocate()
         self._position, self._shared, self._several = length + count, False, count > 1
 
-    def _keep(self, snapshot: Snapshot) -> None:
+    def _keep(self, snapshot: StateSnapshot) -> None:
         """Add a snapshot; if there are too many, drop one that saves few tokens for its distance from the end."""
         if snapshot.position in (0, *(snapshot_kept.position for snapshot_kept in self._snapshots)):
             return
@@ -124,13 +124,13 @@ class RecurrentState:
     @property
     def addresses(self) -> tuple[int, int]:
         """Addresses of the blocks that a run reads and writes."""
-        return self._layout.address(self.source), self._layout.address(self.target)
+        return self._layout.get_address(self.source), self._layout.get_address(self.target)
 
-    def after(self, length: int) -> np.ndarray | None:
+    def find_states(self, length: int) -> np.ndarray | None:
         """Return the states after `length` tokens, uint8, valid until the next run; None if they are unknown."""
         blocks = [memory for position, memory in self._snapshots if position == length]
         block = self.target if length == self._position else blocks[0] if blocks else None
-        return None if block is None else self._layout.content(block)
+        return None if block is None else self._layout.view_bytes(block)
 
     def has_states(self, length: int) -> bool:
         return length in (self._position, *(snapshot.position for snapshot in self._snapshots))
@@ -151,7 +151,7 @@ class RecurrentState:
         """Go back to the last known states within the first `length` tokens; return their token count."""
         if length != self._position:
             self._snapshots = [snapshot for snapshot in self._snapshots if snapshot.position <= length]
-            last = self._snapshots[-1] if self._snapshots else Snapshot(0, self._layout.zeros)
+            last = self._snapshots[-1] if self._snapshots else StateSnapshot(0, self._layout.zeros)
             self._position, self.target = last
             self.source = self.target
             self._shared, self._several = True, False

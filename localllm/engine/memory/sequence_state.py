@@ -55,11 +55,11 @@ class PagedStore(SequenceState, Protocol):
     @property
     def addresses(self) -> tuple[int, int, int]: ...
 
-    def parts(self, first: int, last: int) -> list[str]:
+    def list_sections(self, first: int, last: int) -> list[str]:
         """List the sections that store tokens [first, last); `first` begins a page."""
         ...
 
-    def part(self, name: str, first: int, last: int) -> np.ndarray:
+    def copy_section(self, name: str, first: int, last: int) -> np.ndarray:
         """Copy a section of the state of tokens [first, last), uint8."""
         ...
 

@@ -71,10 +71,10 @@ class Attend(StateOperation):
         inputs, state = list(self.inputs), self.state
         selected = steps.buffers[inputs.pop()] if self.choices else None
         q, *new = inputs
-        sides, of_keys = steps.cache.sides(state), state.find_rotation_sizes(steps.cache.kv_type)[0]
+        sides, of_keys = steps.cache.get_sides(state), state.find_rotation_sizes(steps.cache.kv_type)[0]
         if new:
             append_cache_writes(steps, new, state)
-        source, y = append_hadamard(steps, q, of_keys), steps.new(self.output)
+        source, y = append_hadamard(steps, q, of_keys), steps.allocate(self.output)
         arguments = locate_cache(steps.cache, sides) | {"heads": self.heads, "scale": self.scale}
         arguments |= {
             "softcap": self.softcap,
@@ -141,11 +141,11 @@ class Attend(StateOperation):
         scores: AttentionScores,
     ) -> Array:
         results = []
-        for span, rows in run._rows():
+        for span, rows in run._iterate_rows():
             if k is not None:
                 new = (x[rows].reshape(len(span.ids), state.kv_heads, -1) for x in (k, v) if x is not None)
                 span.store.keep(state, span.position, *new)
-            keys, *cached_values = span.store.kept(state)
+            keys, *cached_values = span.store.list_kept(state)
             values = cached_values[0] if cached_values else keys[:, :, : state.value_dim]
             queries = q[rows].reshape(len(span.ids), state.kv_heads, scores.heads // state.kv_heads, -1)
             s = (queries.transpose(1, 2, 0, 3) @ keys.transpose(1, 2, 0)[:, None]).transpose(2, 0, 1, 3)  # [t, h, g, k]
@@ -176,7 +176,7 @@ class WriteKV(StateOperation):
 
     @staticmethod
     def reference(run: ReferenceBase, k: Array, v: Array, state: PagedState) -> None:
-        for span, rows in run._rows():
+        for span, rows in run._iterate_rows():
             span.store.keep(state, span.position, *(x[rows].reshape(len(span.ids), state.kv_heads, -1) for x in (k, v)))
 
 
@@ -189,7 +189,7 @@ def normalize_scores(
     s: Array, sees: Array | np.bool, state: PagedState | LatentState, scores: AttentionScores
 ) -> tuple[Array, Array]:
     """Compute the softmax of scores, and the logarithms of its sums (log-sum-exp)."""
-    floor = -np.inf if scores.sinks is None else scores.sinks.vector().reshape(state.kv_heads, -1, 1)
+    floor = -np.inf if scores.sinks is None else scores.sinks.read_vector().reshape(state.kv_heads, -1, 1)
     top = np.maximum(s.max(axis=-1, keepdims=True), floor)
     s -= top
     weights = np.exp(s, out=s)

@@ -64,23 +64,23 @@ class RecorderBase:
     def _load_vector(self, weight: Weight, columns: int) -> np.ndarray:
         """Return the values of a norm or bias, float32 [columns], and mark it as used."""
         self._used.add(weight.name)
-        vector = weight.vector()
+        vector = weight.read_vector()
         if len(vector) != columns:
             raise ModelError(f"tensor {weight.name} must have {columns} weights (found {len(vector)})")
         return vector
 
-    def _vectors(self, weight: Weight, experts: int, columns: int) -> np.ndarray:
+    def _use_vectors(self, weight: Weight, experts: int, columns: int) -> np.ndarray:
         """Return a bias for each expert, float32 [experts, columns], and mark it as used."""
         if weight.shape != (experts, columns):
             raise ModelError(f"tensor {weight.name} must have the shape {[experts, columns]}")
-        return self._load_vector(weight.flat(), experts * columns).reshape(experts, columns)
+        return self._load_vector(weight.flatten(), experts * columns).reshape(experts, columns)
 
     def _load_array(self, weight: Weight, shape: tuple[int, ...]) -> np.ndarray:
         """Return a small tensor as float32 of a shape, and mark it as used; dimensions of 1 are ignored."""
         self._used.add(weight.name)
         if prod(weight.shape) != prod(shape) or [n for n in weight.shape if n > 1] != [n for n in shape if n > 1]:
             raise ModelError(f"tensor {weight.name} must have the shape {list(shape)} (found {list(weight.shape)})")
-        return weight.flat().vector().reshape(shape)
+        return weight.flatten().read_vector().reshape(shape)
 
     def _dequantize(self, weight: Weight, shape: tuple[int, ...]) -> np.ndarray:
         """Return a matrix of any format as float32, and mark it as used."""
@@ -141,7 +141,7 @@ class ReferenceBase:
         self, spans: Sequence[SequenceSpan], matrices: dict[tuple[str, int], np.ndarray], context: int,
         observer: Observer | None = None,
     ):  # fmt: skip
-        """Prepare a run of spans (see Program.run), whose stores are ReferenceCaches.
+        """Prepare a run of spans (see Program.run), each with a ReferenceCache as its store.
 
         context: maximum number of tokens in a sequence. matrices: a cache of dequantized ones, by name and first row.
         observer: receives the inputs of each matrix.
@@ -169,7 +169,7 @@ class ReferenceBase:
     def ignore(self, *weights: Weight | None) -> None:
         """Do nothing: only the recorder checks which tensors are used."""
 
-    def _rows(self) -> Iterator[tuple[SequenceSpan, slice]]:
+    def _iterate_rows(self) -> Iterator[tuple[SequenceSpan, slice]]:
         for span, end in zip(self._spans, self._ends, strict=True):
             yield span, slice(end - len(span.ids), end)
 
@@ -181,8 +181,8 @@ class ReferenceBase:
         Return all outputs.
         """
         results = []
-        for span, rows in self._rows():
-            old = span.store.state(state.layer, number, state.shapes[number])
+        for span, rows in self._iterate_rows():
+            old = span.store.get_state(state.layer, number, state.shapes[number])
             new, outputs = run_sequence(old, *(x[rows] for x in inputs))
             span.store.put_state(state.layer, number, new.astype(np.float32))
             results.append(outputs)

@@ -35,7 +35,7 @@ class Elementwise(Operation):
     def verb(self) -> str:
         return self.function
 
-    def argument(self, name: str) -> float:
+    def get_argument(self, name: str) -> float:
         return self.numbers[name]
 
 
@@ -99,7 +99,7 @@ class LayerNorm(Norm):
         groups = split_groups(x, group)
         groups = groups - groups.mean(axis=2, keepdims=True)
         y = multiply_by_weights(divide_by_rms(groups, (groups**2).mean(axis=2, keepdims=True) + epsilon), weight)
-        y = y.reshape(x.shape) + (weight.bias.vector() if weight and weight.bias else 0)
+        y = y.reshape(x.shape) + (weight.bias.read_vector() if weight and weight.bias else 0)
         return y.astype(np.float32)
 
 
@@ -131,12 +131,12 @@ class Scale(Operation):
     def record(recorder: RecorderBase, x: Activation, factor: float | Weight) -> Activation:
         if isinstance(factor, Weight):
             recorder._used.add(factor.name)
-            factor = factor.number()
+            factor = factor.read_number()
         return recorder._add(Scale((x,), create_like(x), float(factor)))
 
     @staticmethod
     def reference(run: ReferenceBase, x: Array, factor: float | Weight) -> Array:
-        return x * np.float32(factor if isinstance(factor, float | int) else factor.number())
+        return x * np.float32(factor if isinstance(factor, float | int) else factor.read_number())
 
 
 @operation
@@ -149,11 +149,11 @@ class ScaleColumns(Operation):
 
     @staticmethod
     def record(recorder: RecorderBase, x: Activation, weight: Weight) -> Activation:
-        return recorder._add(ScaleColumns((x,), create_like(x), recorder._load_vector(weight.flat(), x.columns)))
+        return recorder._add(ScaleColumns((x,), create_like(x), recorder._load_vector(weight.flatten(), x.columns)))
 
     @staticmethod
     def reference(run: ReferenceBase, x: Array, weight: Weight) -> Array:
-        return x * weight.flat().vector()
+        return x * weight.flatten().read_vector()
 
 
 @operation
@@ -167,12 +167,12 @@ class Lerp(Operation):
     @staticmethod
     def record(recorder: RecorderBase, x: Activation, z: Activation, weight: Weight) -> Activation:
         return recorder._add(
-            Lerp((x, z), create_like(x), recorder._load_vector(weight.flat(), require_same_columns(x, z)))
+            Lerp((x, z), create_like(x), recorder._load_vector(weight.flatten(), require_same_columns(x, z)))
         )
 
     @staticmethod
     def reference(run: ReferenceBase, x: Array, z: Array, weight: Weight) -> Array:
-        return x + (z - x) * weight.flat().vector()
+        return x + (z - x) * weight.flatten().read_vector()
 
 
 @operation
@@ -252,7 +252,7 @@ class Softplus(Operation):
 
     @staticmethod
     def reference(run: ReferenceBase, x: Array, bias: Weight | None = None) -> Array:
-        x = x + (bias.vector() if bias else 0)
+        x = x + (bias.read_vector() if bias else 0)
         with np.errstate(invalid="ignore"):
             return if_finite(np.logaddexp(0, x).astype(np.float32), x)
 
@@ -267,7 +267,7 @@ class AddVector(Operation):
 
     def lower(self, steps: StepBuilder, target: Target) -> None:
         (x,) = self.inputs
-        source, y = steps.buffers[x], steps.alloc_or_reuse(self)
+        source, y = steps.buffers[x], steps.allocate_or_reuse(self)
         arguments = {"x": source, "z": pad_vector(self.vector), "z_stride": 0} | output_arguments(x, y)
         steps.append_row_step("add", x.rows, arguments, [source], [y])
 
@@ -280,7 +280,7 @@ class AddVector(Operation):
 
     @staticmethod
     def reference(run: ReferenceBase, x: Array, vector: Weight | np.ndarray) -> Array:
-        return x + (vector if isinstance(vector, np.ndarray) else vector.vector())
+        return x + (vector if isinstance(vector, np.ndarray) else vector.read_vector())
 
 
 class ElementwiseVerbs(RecorderBase, RowwiseVerbs):
@@ -320,7 +320,7 @@ def multiply_by_weights(groups: np.ndarray, weight: Weight | None) -> np.ndarray
     """Multiply groups [tokens, groups, columns] by a weight vector per row or per group, if there is one."""
     if weight is None:
         return groups
-    vector = weight.vector()
+    vector = weight.read_vector()
     return groups * vector.reshape(-1 if len(vector) > groups.shape[2] else 1, groups.shape[2])
 
 

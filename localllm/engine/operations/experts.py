@@ -7,7 +7,7 @@ import numpy as np
 
 from localllm.arch.verbs import Routing
 from localllm.arch.weights import Weight
-from localllm.engine.lower.activation import Activation, RoutedActivation, RoutedRows, Rows
+from localllm.engine.lower.activation import Activation, RoutedActivation, RoutedRows, RowSet
 from localllm.engine.lower.steps import RoutingBuffers, StepBuilder, Target, output_arguments, pad_vector
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.operations.builders import (
@@ -45,7 +45,7 @@ class PlannedRouting(Operation):
         """Append the step that sorts rows by expert; selected: experts of each token, int64; weights: float32."""
         choice = self.output
         routing = choice.routed.routing
-        most_selections, rows = routing.used * steps.target.tokens, steps.max_routed_rows(routing)
+        most_selections, rows = routing.used * steps.target.tokens, steps.compute_max_routed_rows(routing)
         active = Buffer(min(routing.matrices, most_selections), 8 * len(EXPERT))
         row_count, active_count = np.zeros(1, np.int64), np.zeros(1, np.int64)
         experts = RoutingBuffers(
@@ -85,7 +85,7 @@ class Route(PlannedRouting):
             "chosen": selected,
             "weights": weights,
         }
-        arguments |= target.scratch(4 * (2 * routing.experts + routing.groups))
+        arguments |= target.build_scratch_arguments(4 * (2 * routing.experts + routing.groups))
         steps.append_row_step("route", logits.rows, arguments, [source], [selected, weights])
         self.plan_experts(steps, selected, weights)
 
@@ -108,14 +108,16 @@ class Route(PlannedRouting):
         run: ReferenceBase, logits: Array, routing: Routing, bias: Weight | None = None, table: Weight | None = None
     ) -> SelectedExperts:
         scores = compute_router_scores(logits, routing)
-        ranks = scores + (bias.vector() if bias else 0) if bias or routing.groups > 1 else logits
+        ranks = scores + (bias.read_vector() if bias else 0) if bias or routing.groups > 1 else logits
         size = routing.experts // routing.groups
         if routing.groups > 1:
             best_two = np.sort(ranks.reshape(len(ranks), routing.groups, size))[:, :, -2:].sum(axis=2)
             is_kept = np.zeros(best_two.shape, bool)
             np.put_along_axis(is_kept, find_largest(best_two, routing.groups_used), True, axis=1)
             ranks = np.where(np.repeat(is_kept, size, axis=1), ranks, -np.inf)
-        selected = find_largest(ranks, routing.used) // routing.together if table is None else table.whole()[run.ids]
+        selected = (
+            find_largest(ranks, routing.used) // routing.together if table is None else table.read_integers()[run.ids]
+        )
         weights = np.take_along_axis(scores, selected, axis=1)
         if routing.normalized:
             weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), 2.0**-14)
@@ -150,7 +152,7 @@ class Gather(RoutedOperation):
 
     def lower(self, steps: StepBuilder, target: Target) -> None:
         x, choice, output = self.inputs[0], self.choice, self.output
-        experts, source, y = steps.experts[choice.routed], steps.buffers[x], steps.new(output)
+        experts, source, y = steps.experts[choice.routed], steps.buffers[x], steps.allocate(output)
         arguments = {"pairs": experts.pairs, "used": choice.columns, "x": source, "x_stride": source.stride}
         arguments |= {"weights": experts.weights if choice.routed.routing.weighs_inputs else 0, "part_bytes": 0}
         reads = [source, experts.pairs, experts.weights]
@@ -173,7 +175,7 @@ class ToHeads(RoutedOperation):
 
     def lower(self, steps: StepBuilder, target: Target) -> None:
         x, choice, output = self.inputs[0], self.choice, self.output
-        experts, source, y = steps.experts[choice.routed], steps.buffers[x], steps.new(output)
+        experts, source, y = steps.experts[choice.routed], steps.buffers[x], steps.allocate(output)
         arguments = {"pairs": experts.pairs, "used": choice.columns, "x": source, "x_stride": source.stride}
         arguments |= {"weights": 0, "part_bytes": 4 * output.columns}
         steps.append_row_step(
@@ -188,7 +190,7 @@ class FromHeads(RoutedOperation):
 
     def lower(self, steps: StepBuilder, target: Target) -> None:
         x, choice = self.inputs[0], self.choice
-        experts, source, y = steps.experts[choice.routed], steps.buffers[x], steps.new(self.output)
+        experts, source, y = steps.experts[choice.routed], steps.buffers[x], steps.allocate(self.output)
         arguments = {"rows": experts.rows, "used": choice.columns, "x": source, "x_stride": source.stride}
         steps.append_row_step(
             "from_heads", choice.rows, arguments | output_arguments(x, y), [source, experts.rows], [y]
@@ -202,7 +204,7 @@ class Scatter(RoutedOperation):
 
     def lower(self, steps: StepBuilder, target: Target) -> None:
         x, choice = self.inputs[0], self.choice
-        experts, source, y = steps.experts[choice.routed], steps.buffers[x], steps.new(self.output)
+        experts, source, y = steps.experts[choice.routed], steps.buffers[x], steps.allocate(self.output)
         weights = 0 if choice.routed.routing.weighs_inputs else experts.weights
         arguments = {"rows": experts.rows, "used": choice.columns, "x": source, "x_stride": source.stride}
         arguments |= {"weights": weights} | output_arguments(x, y)
@@ -245,7 +247,7 @@ class ExpertLinear(MatrixProduct, RoutedOperation):
                 f" (found the shape {list(weight.shape)})"
             )
         require_format(weight)
-        bias = recorder._vectors(weight.bias, expected[0], weight.shape[1]) if weight.bias else None
+        bias = recorder._use_vectors(weight.bias, expected[0], weight.shape[1]) if weight.bias else None
         if weight.scale:
             raise UnsupportedError(f"tensor {weight.scale.name}: scales of experts are not supported")
         return recorder._add(ExpertLinear((x, choice), Activation(x.rows, weight.shape[1]), weight, bias))
@@ -288,7 +290,7 @@ class ExpertVerbs(RecorderBase):
     """The recorder's implementation of the verbs of experts."""
 
     @cached_property
-    def _heads(self) -> dict[tuple[int, Rows], RoutedActivation]:
+    def _heads(self) -> dict[tuple[int, RowSet], RoutedActivation]:
         """The routing to heads with a matrix each, by the number of heads and the rows."""
         return {}
 
@@ -302,7 +304,7 @@ class ExpertVerbs(RecorderBase):
         y = self.expert_linear(rows, weight, every)
         return self._add(FromHeads((y, every), Activation(x.rows, heads * y.columns)))
 
-    def _route_to_heads(self, heads: int, rows: Rows) -> RoutedActivation:
+    def _route_to_heads(self, heads: int, rows: RowSet) -> RoutedActivation:
         """Return the routing of every token to all heads, recorded once per number of heads."""
         if (heads, rows) not in self._heads:
             choice = RoutedActivation(rows, heads, RoutedRows("heads", Routing(heads, heads), rows))
@@ -335,7 +337,7 @@ def compute_router_scores(logits: np.ndarray, routing: Routing) -> np.ndarray:
 def load_expert_table(recorder: RecorderBase, table: Weight, routing: Routing) -> np.ndarray:
     """Return the table of experts by token id, int64 [vocab, used], and mark the tensor as used."""
     recorder._used.add(table.name)
-    experts = table.require_shape(recorder._vocab_size, routing.used).whole()
+    experts = table.require_shape(recorder._vocab_size, routing.used).read_integers()
     if experts.min() < 0 or experts.max() >= routing.experts:
         raise ModelError(f"tensor {table.name} must have expert indices below {routing.experts}")
     return experts

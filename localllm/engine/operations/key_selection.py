@@ -41,12 +41,12 @@ class SelectKeys(StateOperation):
         Return the arguments of the kernel that selects, the buffers that it reads, its output, and its name.
         """
         (q, k, *_), index = self.inputs, self.state
-        side, block = steps.cache.sides(index)[0], index.find_rotation_sizes(steps.cache.kv_type)[0]
+        side, block = steps.cache.get_sides(index)[0], index.find_rotation_sizes(steps.cache.kv_type)[0]
         steps.in_cache[index] = [append_cache_write(steps, k, append_hadamard(steps, k, block), side)]
-        source, y = append_hadamard(steps, q, block), steps.new(self.output)
+        source, y = append_hadamard(steps, q, block), steps.allocate(self.output)
         arguments: dict[str, object] = {"positions": steps.header.positions, "owners": steps.header.owners}
         arguments |= {"sequences": steps.header.sequences, "q": source, "q_stride": source.stride}
-        arguments |= {"keys": steps.cache.address(side), "key_bytes": side.token_bytes, "key_dim": index.key_dim}
+        arguments |= {"keys": steps.cache.get_address(side), "key_bytes": side.token_bytes, "key_dim": index.key_dim}
         own_fields, reads = self.collect_arguments(steps)
         arguments |= {"y": y, "y_stride": y.stride, "most": self.most, "block": self.block} | own_fields
         return arguments, [source, *reads, *steps.in_cache[index]], y, f"{self.KERNEL}-{side.kind.upper()}"
@@ -155,7 +155,7 @@ def select_bits(
     """
     count, block, groups, local = selection
     selected = np.zeros((len(q), groups, -(-run._context // 32) * 32), bool)
-    for span, rows in run._rows():
+    for span, rows in run._iterate_rows():
         (keys,) = span.store.keep(index, span.position, k[rows, None])
         key_scores = scores(q[rows].reshape(len(span.ids), -1, index.key_dim), keys[:, 0], rows)
         for token, position in enumerate(run.positions[rows]):

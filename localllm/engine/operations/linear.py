@@ -52,5 +52,5 @@ class AddSquares(Operation):
 
 def add_scale_and_bias(y: np.ndarray, weight: Weight) -> np.ndarray:
     """Apply a matrix's scale and bias, if it has them, to the rows of a product."""
-    y = y * np.float32(weight.scale.number()) if weight.scale else y
-    return y + weight.bias.vector() if weight.bias else y
+    y = y * np.float32(weight.scale.read_number()) if weight.scale else y
+    return y + weight.bias.read_vector() if weight.bias else y

@@ -64,7 +64,7 @@ class Operation:
             raise NotImplementedError(describe_missing(self.verb))
         inputs = [steps.buffers[x] for x in self.inputs]
         named = dict(zip(kernel.inputs, inputs, strict=True))
-        y = steps.alloc_or_reuse(self) if kernel.in_place else steps.new(self.output)
+        y = steps.allocate_or_reuse(self) if kernel.in_place else steps.allocate(self.output)
         values = (
             named
             | {f"{name}_stride": buffer.stride for name, buffer in named.items()}
@@ -72,10 +72,10 @@ class Operation:
         )
         values |= {name: getattr(steps.header, place) for name, place in HEADER_FIELDS.items()}
         names = [name for name in kernel.arguments._fields if name != "count"]
-        arguments = {name: values[name] if name in values else self.argument(name) for name in names}
+        arguments = {name: values[name] if name in values else self.get_argument(name) for name in names}
         steps.append_row_step(self.verb, self.output.rows, arguments, inputs, [y])
 
-    def argument(self, name: str) -> object:
+    def get_argument(self, name: str) -> object:
         """Return the kernel argument of that name, an attribute; arrays are padded as kernels require."""
         value = getattr(self, "vector" if name == "weight" else name)
         return pad_vector(value) if isinstance(value, np.ndarray) else value

@@ -4,7 +4,7 @@ import numpy as np
 
 from localllm.arch.rope import Rope
 from localllm.arch.weights import Weight
-from localllm.engine.lower.activation import ALL, Activation, Rows
+from localllm.engine.lower.activation import ALL, Activation, RowSet
 from localllm.engine.lower.header import SequenceSpan
 from localllm.engine.lower.steps import StepBuilder, Target
 from localllm.engine.lower.tape import Buffer
@@ -34,7 +34,7 @@ class Rotate(Operation):
 
     def lower(self, steps: StepBuilder, target: Target) -> None:
         (x,), rope = self.inputs, self.rope
-        source, y, pairs = steps.buffers[x], steps.alloc_or_reuse(self), rope.dims // 2
+        source, y, pairs = steps.buffers[x], steps.allocate_or_reuse(self), rope.dims // 2
         table = self._compute_angles(steps) if self.table is None else self.table
         arguments = {"x": source, "y": y, "stride": y.stride, "heads": x.columns // rope.head_dim}
         arguments |= {"head_dim": rope.head_dim, "table": table, "pairs": pairs}
@@ -48,7 +48,7 @@ class Rotate(Operation):
 
         def make() -> Buffer:
             pairs = rope.dims // 2
-            frequencies = rope.frequencies(None if divisors is None else divisors.astype(np.float64))
+            frequencies = rope.compute_frequencies(None if divisors is None else divisors.astype(np.float64))
             table = Buffer(steps.target.tokens, pairs * 8)
             arguments: dict[str, object] = {"positions": steps.header.rotary_positions, "before": rope.position_offset}
             arguments |= {"frequencies": frequencies, "pairs": pairs}
@@ -59,19 +59,19 @@ class Rotate(Operation):
 
     @staticmethod
     def record(
-        recorder: RecorderBase, x: Activation, rope: Rope, positions: Rows, factors: Weight | None = None
+        recorder: RecorderBase, x: Activation, rope: Rope, positions: RowSet, factors: Weight | None = None
     ) -> Activation:
         if x.columns % rope.head_dim:
             raise ModelError(f"{x.columns} columns cannot be divided into heads of {rope.head_dim}")
         divisors = None if factors is None else recorder._load_vector(factors, rope.dims // 2)
         if factors and divisors is not None:
             require_divisors(factors.name, divisors)
-        table = recorder._angles(rope, divisors)
+        table = recorder._tabulate_angles(rope, divisors)
         return recorder._add(Rotate((x,), Activation(positions, x.columns), rope, factors, divisors, table))
 
     @staticmethod
     def reference(run: ReferenceBase, x: Array, rope: Rope, positions: Array, factors: Weight | None = None) -> Array:
-        frequencies = rope.frequencies(factors.vector() if factors else None)
+        frequencies = rope.compute_frequencies(factors.read_vector() if factors else None)
         angles = (run._turns(rope, positions) - rope.position_offset)[:, None] * frequencies
         cos, sin = np.cos(angles) * rope.magnitude, np.sin(angles) * rope.magnitude
         y = x.reshape(len(x), -1, rope.head_dim).copy()
@@ -96,7 +96,7 @@ class ScaleByPosition(Operation):
 
     @staticmethod
     def record(
-        recorder: RecorderBase, x: Activation, positions: Rows, slope: float, length: int, offset: int = 0
+        recorder: RecorderBase, x: Activation, positions: RowSet, slope: float, length: int, offset: int = 0
     ) -> Activation:
         return recorder._add(ScaleByPosition((x,), Activation(positions, x.columns), slope, length, offset))
 
@@ -108,14 +108,14 @@ class ScaleByPosition(Operation):
 class PositionVerbs(RecorderBase):
     """The recorder's implementation of the verbs of positions."""
 
-    def _angles(self, rope: Rope, divisors: np.ndarray | None) -> np.ndarray | None:
+    def _tabulate_angles(self, rope: Rope, divisors: np.ndarray | None) -> np.ndarray | None:
         """Return a table of angles that the caller writes (in recorders of image rows), or None."""
         return None
 
     def by_context(self, short: Weight, long: Weight, original: int) -> Weight:
         self.ignore(short, long)
         for weight in (short, long):
-            require_divisors(weight.name, weight.vector())
+            require_divisors(weight.name, weight.read_vector())
         return long if self._context > original else short
 
 
@@ -143,6 +143,6 @@ def compute_mrope_positions(span: SequenceSpan) -> np.ndarray:
     """Return the RoPE positions of a span's tokens by time, height and width: int64 [tokens, 3]."""
     place = span.position - span.ahead
     if span.seen is not None:
-        turns: np.ndarray = span.seen.mrope_positions(span.ids, place)
+        turns: np.ndarray = span.seen.compute_mrope_positions(span.ids, place)
         return turns
     return np.repeat(np.arange(place, place + len(span.ids))[:, None], 3, axis=1)

@@ -29,10 +29,10 @@ class ScanOperation(StateOperation):
     ) -> None:
         """Append a step that reads and updates the state; names: the kernel's names of the inputs."""
         assert steps.layout is not None
-        inputs, y = [steps.buffers[x] for x in self.inputs], steps.new(self.output)
+        inputs, y = [steps.buffers[x] for x in self.inputs], steps.allocate(self.output)
         arguments |= dict(zip(names, inputs, strict=True)) | {"y": y, "stride": y.stride}
         arguments |= {"sequences": steps.header.sequences, "sequence_count": steps.header.sequence_count}
-        arguments["offset"] = steps.layout.offset(self.state.layer, self.number)
+        arguments["offset"] = steps.layout.get_offset(self.state.layer, self.number)
         steps.append(kernel, arguments, min(parts, 8 * steps.target.threads), inputs, [y])
 
 
@@ -68,7 +68,7 @@ class SelectiveScan(ScanOperation):
     def reference(
         run: ReferenceBase, x: Array, dt: Array, b: Array, c: Array, rates: Weight, skip: Weight, state: Recurrent
     ) -> Array:
-        of_columns, skips = rates.flat().vector().reshape(x.shape[1], -1).T, skip.flat().vector()
+        of_columns, skips = rates.flatten().read_vector().reshape(x.shape[1], -1).T, skip.flatten().read_vector()
 
         def token(h: Array, x: Array, dt: Array, b: Array, c: Array) -> tuple[Array, Array]:
             h = np.exp(dt * of_columns) * h + b[:, None] * (dt * x)
@@ -131,7 +131,7 @@ class StateSpace(HeadScan):
 
     @staticmethod
     def reference(run: ReferenceBase, x: Array, dt: Array, b: Array, c: Array, skip: Weight, heads: HeadState) -> Array:
-        skips = skip.flat().vector()[:, None]
+        skips = skip.flatten().read_vector()[:, None]
 
         def token(h: Array, c: Array, b: Array, x: Array, dt: Array) -> tuple[Array, Array]:
             return h + b[:, :, None] * (dt[:, None] * x)[:, None], skips * x
@@ -271,7 +271,7 @@ class WKV6(RowScan):
     def reference(
         run: ReferenceBase, r: Array, k: Array, v: Array, w: Array, first: Weight, state: Recurrent, number: int
     ) -> Array:
-        weights = first.flat().vector().reshape(*state.shapes[number][:2], 1)
+        weights = first.flatten().read_vector().reshape(*state.shapes[number][:2], 1)
 
         def token(h: Array, r: Array, k: Array, v: Array, w: Array) -> tuple[Array, Array]:
             new = k[:, :, None] * v[:, None]
@@ -342,7 +342,7 @@ def scan_heads(
     token(h, q, k, v, dt, ...) -> (new h, skipped) updates the heads' states, which have already decayed by dt.
     """
     heads, _, value_dim = scan.state.shapes[scan.number]
-    keys_of, rates = np.arange(heads) // scan.repeat % scan.key_heads, scan.rates.flat().vector()
+    keys_of, rates = np.arange(heads) // scan.repeat % scan.key_heads, scan.rates.flatten().read_vector()
 
     def run_heads(h: Array, q: Array, k: Array, v: Array, dt: Array, *strength: Array) -> tuple[Array, Array]:
         q, k = (x.reshape(scan.key_heads, -1)[keys_of] for x in (q, k))
@@ -356,7 +356,7 @@ def scan_heads(
 def scan_split_heads(
     run: ReferenceBase, state: Recurrent, number: int, token: Callable[..., tuple[Array, Array]], *inputs: Array
 ) -> Array:
-    """Scan token by token as `scan_by_token` does, with inputs and outputs divided into heads."""
+    """Scan token by token as `scan_tokens` does, with inputs and outputs divided into heads."""
     heads = state.shapes[number][0]
 
     def run_heads(h: Array, *rows: Array) -> tuple[Array, Array]:
@@ -419,12 +419,12 @@ class Convolve(ScanOperation):
         run: ReferenceBase, x: Array, weight: Weight, state: Recurrent, number: int = 0, silu: bool = True,
         dilation: int = 1,
     ) -> Array:  # fmt: skip
-        taps = weight.flat().vector().reshape(x.shape[1], -1)
+        taps = weight.flatten().read_vector().reshape(x.shape[1], -1)
 
         def run_sequence(window: Array, x: Array) -> tuple[Array, Array]:
             rows = np.concatenate((window, x))
             y = sum(taps[:, tap] * rows[tap * dilation :][: len(x)] for tap in range(taps.shape[1]))
-            return rows[len(x) :], y + (weight.bias.vector() if weight.bias else 0)
+            return rows[len(x) :], y + (weight.bias.read_vector() if weight.bias else 0)
 
         y = run._scan_sequences(state, number, run_sequence, x)
         return y * run.sigmoid(y) if silu else y

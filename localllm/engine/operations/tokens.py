@@ -6,9 +6,9 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from localllm.arch.verbs import Hashing
+from localllm.arch.verbs import NgramHash
 from localllm.arch.weights import Weight
-from localllm.engine.lower.activation import ALL, WANTED, Activation, Rows
+from localllm.engine.lower.activation import ALL, WANTED, Activation, RowSet
 from localllm.engine.lower.steps import StepBuilder, Target, output_arguments
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.operations.builders import Array, RecorderBase, ReferenceBase
@@ -25,7 +25,7 @@ class GatherRows(MatrixOperation):
     def append_gather(self, steps: StepBuilder, target: Target, ids: Buffer | np.ndarray, reads: list[Buffer]) -> None:
         """Append the step; ids: indices of rows, int64; reads: the buffer that holds them, if they are in one."""
         weight, output = self.weight, self.output
-        x, (kind, row_bytes) = steps.new(output), target.layout_of(weight)
+        x, (kind, row_bytes) = steps.allocate(output), target.layout_of(weight)
         arguments = {"weights": target.matrix(weight), "row_bytes": row_bytes, "columns": output.columns}
         steps.append_row_step(
             f"embed-{kind}", output.rows, arguments | {"ids": ids, "x": x, "stride": x.stride}, reads, [x]
@@ -48,7 +48,7 @@ class Embed(EmbedRows):
     VERB = "embed"
 
     @staticmethod
-    def record(recorder: RecorderBase, weight: Weight, ids: Rows | Activation) -> Activation:
+    def record(recorder: RecorderBase, weight: Weight, ids: RowSet | Activation) -> Activation:
         rows, columns = recorder._matrix(weight)
         if rows != recorder._vocab_size:
             raise ModelError(f"tensor {weight.name} has {rows} rows for {recorder._vocab_size} tokens")
@@ -67,7 +67,7 @@ class EmbedPositions(EmbedRows):
     INDEX_FIELD = "positions"
 
     @staticmethod
-    def record(recorder: RecorderBase, weight: Weight, positions: Rows) -> Activation:
+    def record(recorder: RecorderBase, weight: Weight, positions: RowSet) -> Activation:
         rows, columns = recorder._matrix(weight)
         if rows < recorder._context:
             raise ModelError(f"the model has only {rows} positions, too few for a context of {recorder._context}")
@@ -87,7 +87,7 @@ class EmbedTokenTypes(EmbedRows):
     INDEX_FIELD = "kinds"
 
     @staticmethod
-    def record(recorder: RecorderBase, weight: Weight, kinds: Rows | Activation) -> Activation:
+    def record(recorder: RecorderBase, weight: Weight, kinds: RowSet | Activation) -> Activation:
         _, columns = recorder._matrix(weight)
         inputs, of_tokens = ((kinds,), kinds.rows) if isinstance(kinds, Activation) else ((), kinds)
         return recorder._add(EmbedTokenTypes(inputs, Activation(of_tokens, columns), weight))
@@ -111,7 +111,7 @@ class ReplaceIds(Operation):
         steps.append_row_step("replace_ids", self.output.rows, arguments, [], [y])
 
     @staticmethod
-    def record(recorder: RecorderBase, ids: Rows, table: np.ndarray) -> Activation:
+    def record(recorder: RecorderBase, ids: RowSet, table: np.ndarray) -> Activation:
         if table.shape != (recorder._vocab_size,):
             raise ModelError(f"the table has {table.size} ids, the vocabulary {recorder._vocab_size} tokens")
         return recorder._add(ReplaceIds((), Activation(ids, 2), np.ascontiguousarray(table, np.int64)))
@@ -127,7 +127,7 @@ class IdsToColumn(Operation):
     VERB = "as_column"
 
     @staticmethod
-    def record(recorder: RecorderBase, ids: Rows) -> Activation:
+    def record(recorder: RecorderBase, ids: RowSet) -> Activation:
         if recorder._vocab_size >= MAX_EXACT_FLOAT:
             raise UnsupportedError(f"n-gram hashes are not supported for a vocabulary of {recorder._vocab_size} tokens")
         return recorder._add(IdsToColumn((), Activation(ids, 1)))
@@ -143,7 +143,7 @@ class EmbedHashed(GatherRows):
 
     VERB = "embed_hashed"
 
-    hashing: Hashing
+    hashing: NgramHash
 
     def lower(self, steps: StepBuilder, target: Target) -> None:
         (x,), hashing = self.inputs, self.hashing
@@ -155,7 +155,7 @@ class EmbedHashed(GatherRows):
         self.append_gather(steps, target, ids, [ids])
 
     @staticmethod
-    def record(recorder: RecorderBase, weight: Weight, tokens: Activation, hashing: Hashing) -> Activation:
+    def record(recorder: RecorderBase, weight: Weight, tokens: Activation, hashing: NgramHash) -> Activation:
         rows, columns = recorder._matrix(weight)
         if rows < hashing.first + hashing.size:
             raise ModelError(f"tensor {weight.name} has {rows} rows; the hashes need {hashing.first + hashing.size}")
@@ -164,7 +164,7 @@ class EmbedHashed(GatherRows):
         return recorder._add(EmbedHashed((tokens,), Activation(tokens.rows, columns), weight, hashing))
 
     @staticmethod
-    def reference(run: ReferenceBase, weight: Weight, tokens: Array, hashing: Hashing) -> Array:
+    def reference(run: ReferenceBase, weight: Weight, tokens: Array, hashing: NgramHash) -> Array:
         ids = tokens[:, : len(hashing.factors)].astype(np.int64) - 1
         for place in range(1, ids.shape[1]):
             is_cut = (ids[:, place] < 0) | ((ids[:, place - 1] == hashing.end) & (place > 1))
@@ -179,7 +179,7 @@ class Select(Operation):
     VERB = "select"
 
     @staticmethod
-    def record(recorder: RecorderBase, x: Activation, rows: Rows) -> Activation:
+    def record(recorder: RecorderBase, x: Activation, rows: RowSet) -> Activation:
         return recorder._add(Select((x,), Activation(rows, x.columns)))
 
     @staticmethod
@@ -195,7 +195,7 @@ class Pool(Operation):
 
     kind: str
 
-    def argument(self, name: str) -> int:
+    def get_argument(self, name: str) -> int:
         return POOLINGS.index(self.kind)
 
     @staticmethod
@@ -204,7 +204,7 @@ class Pool(Operation):
 
     @staticmethod
     def reference(run: ReferenceBase, x: Array, kind: str) -> Array:
-        texts = [x[rows] for _, rows in run._rows()]
+        texts = [x[rows] for _, rows in run._iterate_rows()]
         pooled = {"mean": lambda text: text.mean(axis=0, dtype=np.float64), "cls": lambda text: text[0]}
         return np.stack([pooled.get(kind, lambda text: text[-1])(text) for text in texts]).astype(np.float32)
 
@@ -258,7 +258,7 @@ class ExternalInput(Operation):
     memory: np.ndarray
 
     def lower(self, steps: StepBuilder, target: Target) -> None:
-        rows, x, y = self.memory, self.output, steps.new(self.output)
+        rows, x, y = self.memory, self.output, steps.allocate(self.output)
         arguments = {"x": rows, "x_stride": rows.strides[0], "first": 0, "groups": 1, "period": x.columns}
         steps.append_row_step("slice_columns", x.rows, arguments | output_arguments(x, y), [], [y])
 

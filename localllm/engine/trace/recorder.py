@@ -108,9 +108,9 @@ class AngleTable(NamedTuple):
     def fill(self, turns: np.ndarray) -> None:
         """Write the cosines and sines for positions, int64 [tokens, 3]: time, height and width."""
         divisors = None if self.divisors is None else self.divisors.astype(np.float64)
-        angles = (turns[:, list(self.rope.pair_axes) or [0]] - self.rope.position_offset) * self.rope.frequencies(
-            divisors
-        )
+        angles = (
+            turns[:, list(self.rope.pair_axes) or [0]] - self.rope.position_offset
+        ) * self.rope.compute_frequencies(divisors)
         self.table[: len(turns), 0] = np.cos(angles) * self.rope.magnitude
         self.table[: len(turns), 1] = np.sin(angles) * self.rope.magnitude
 
@@ -122,7 +122,7 @@ class TabulatedRecorder(Recorder):
         super().__init__(hyperparameters, context)
         self.angles, self._tokens = list[AngleTable](), tokens
 
-    def _angles(self, rope: Rope, divisors: np.ndarray | None) -> np.ndarray:
+    def _tabulate_angles(self, rope: Rope, divisors: np.ndarray | None) -> np.ndarray:
         for angles in self.angles:
             if angles.rope == rope and list_divisors(angles.divisors) == list_divisors(divisors):
                 return angles.table

@@ -37,9 +37,9 @@ class RopeShift:
     apart: int
 
     @classmethod
-    def of(cls, rope: Rope, divisors: np.ndarray | None, first: int) -> "RopeShift":
+    def from_rope(cls, rope: Rope, divisors: np.ndarray | None, first: int) -> "RopeShift":
         """Describe a RoPE that begins at element `first` of a head; pairs before that do not rotate."""
-        frequencies = rope.frequencies(None if divisors is None else divisors.astype(np.float64))
+        frequencies = rope.compute_frequencies(None if divisors is None else divisors.astype(np.float64))
         step, apart = (2, 1) if rope.interleaved else (1, rope.dims // 2)
         return cls(np.pad(frequencies, (first // step, 0)), step, apart)
 
@@ -72,7 +72,7 @@ def find_rotation(
     """
     operation = producers[x]
     if isinstance(operation, Rotate):
-        return RopeShift.of(operation.rope, operation.divisors, first)
+        return RopeShift.from_rope(operation.rope, operation.divisors, first)
     if isinstance(operation, ConcatHeads):
         begin, behind = operation.inputs
         places = ((begin, first), (behind, first + begin.columns // operation.heads))

@@ -47,7 +47,7 @@ class ScaleFold(NamedTuple):
         """Expand scales, [width], to the columns of the matrices."""
         return np.repeat(numbers.reshape(self.heads, -1), self.times, axis=0).reshape(-1)
 
-    def mean(self, columns: np.ndarray) -> np.ndarray:
+    def average(self, columns: np.ndarray) -> np.ndarray:
         """Average one value per column of the matrices over the columns that share a scale: [width]."""
         return columns.reshape(self.heads, self.times, -1).mean(axis=1).reshape(-1)
 

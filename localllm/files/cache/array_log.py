@@ -43,7 +43,7 @@ class ArrayLog:
                 raise UsageError(f"{self.path}: expected a file written by localllm; move or rename this one")
             if head != self._head:
                 self._write_header()
-            while self._next():
+            while self._read_next():
                 pass
             self._file.truncate(self._end)
         except OSError as error:
@@ -56,7 +56,7 @@ class ArrayLog:
         self._file.write(self._head)
         self._file.flush()
 
-    def _next(self) -> bool:
+    def _read_next(self) -> bool:
         """Read the next record and store its offset; return whether it was complete."""
         self._end = self._file.tell()
         head = self._file.read(LENGTHS.size)

@@ -2,7 +2,7 @@
 
     magic      8 bytes
     length     of the header, 4 bytes, little-endian
-    header     JSON: the key, the fields of PrefixAbout, and the name, size and CRC-32 of each section
+    header     JSON: the key, the fields of PrefixChunkInfo, and the name, size and CRC-32 of each section
     checksum   CRC-32 of the header, 4 bytes
     sections   one after the other
 
@@ -196,7 +196,7 @@ def get_size_limit() -> int:
 
 
 def limit_by_disk(total: int) -> int:
-    """Return size_limit, or less if the disk is nearly full.
+    """Return the size limit, or less if the disk is nearly full.
 
     total: size in bytes of all files now.
     """

@@ -87,7 +87,7 @@ class GGUFFile:
         """
         path = os.fsdecode(path)
         part = open_part(path, needed)
-        count = part.integer("split.count", default=0)
+        count = part.read_integer("split.count", default=0)
         parts = open_split(path, part, count) if count > 1 else [part]  # a merged file keeps the key, with the value 0
         if count <= 1:
             part.require_whole()
@@ -116,7 +116,7 @@ class GGUFFile:
             weights[tensor.format.name] += math.prod(tensor.shape)
         return weights.most_common(1)[0][0] if weights else "none"
 
-    def versions(self) -> list[tuple[int, int, int]]:
+    def stat_files(self) -> list[tuple[int, int, int]]:
         """Return the size and times of each file. Raises OSError."""
         return [get_file_version(path) for path in self.parts]
 
@@ -156,7 +156,7 @@ class FileSplit(NamedTuple):
     packed: dict[str, np.ndarray]
     oddities: Irregularities
 
-    def integer(self, key: str, default: int) -> int:
+    def read_integer(self, key: str, default: int) -> int:
         value = self.metadata.get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < min(default, 0):
             actual = value if isinstance(value, int) else type(value).__name__
@@ -169,7 +169,7 @@ class FileSplit(NamedTuple):
         A merged file may keep these keys, but with values for a whole model.
         """
         for key, expected in (("split.no", 0), ("split.tensors.count", len(self.tensors))):
-            if (actual := self.integer(key, default=expected)) != expected:
+            if (actual := self.read_integer(key, default=expected)) != expected:
                 raise make_error(self.path, f"{key}: expected {expected}, found {actual}, in a file that is not split")
 
 
@@ -259,7 +259,7 @@ def open_split(path: str, named: FileSplit, count: int) -> list[FileSplit]:
             raise make_error(name, f"this file is missing; the model is split into {count} files")
         part = named if name == path else open_part(name)
         for key, expected in (("split.no", number), ("split.count", count)):
-            if (actual := part.integer(key, default=-1)) != expected:
+            if (actual := part.read_integer(key, default=-1)) != expected:
                 raise make_error(name, f"{key}: expected {expected}, found {'nothing' if actual == -1 else actual}")
         parts.append(part)
     for part in parts[1:]:
@@ -285,7 +285,7 @@ def merge_parts(parts: list[FileSplit]) -> FileSplit:
         for name in part.tensors.keys() & tensors.keys():
             raise make_error(part.path, f"tensor {printable(name)}: an earlier file of the split model also has it")
         tensors |= part.tensors
-    expected = first.integer("split.tensors.count", default=len(tensors))
+    expected = first.read_integer("split.tensors.count", default=len(tensors))
     if expected != len(tensors):
         raise make_error(first.path, f"split.tensors.count: expected {expected} tensors, found {len(tensors)}")
     return first._replace(tensors=tensors)

@@ -131,22 +131,22 @@ class HeaderReader:
         raise ModelError(f"{printable(self.path, 4096)}: {self.field}: {problem}")
 
     def read(self) -> FileHeader:
-        tensors, keys = self.counts()
+        tensors, keys = self.read_counts()
         metadata = Metadata(data=self.data)
         values, packed = metadata.data, metadata.places
         alignment = DEFAULT_ALIGNMENT
         for number in range(keys):
-            key = self.name(f"metadata key {number}", MAX_KEY_BYTES, may_have_spaces=True)
+            key = self.read_name(f"metadata key {number}", MAX_KEY_BYTES, may_have_spaces=True)
             if key in values:
                 self.fail("the file has this metadata key twice")
-            start, kind = self.position, self.number(UINT32)
-            values[key] = self.value(kind, depth=1, key=key)
+            start, kind = self.position, self.read_number(UINT32)
+            values[key] = self.read_value(kind, depth=1, key=key)
             packed[key] = slice(start, self.position)
             if key in self.needed and (cached := self.kept.get(start + BEFORE_STRINGS)):
                 metadata.kept[key] = cached
             if key == ALIGNMENT:
-                alignment = self.alignment(kind, values[key])
-        entries = [self.entry(number) for number in range(tensors)]
+                alignment = self.read_alignment(kind, values[key])
+        entries = [self.read_entry(number) for number in range(tensors)]
         return FileHeader(metadata, self.resolve_offsets(entries, alignment), packed, self.oddities)
 
     # ---- pieces of the file
@@ -162,20 +162,20 @@ class HeaderReader:
     def ends(self, nbytes: int) -> NoReturn:
         self.fail(f"the file ends at byte {self.size} but this needs {nbytes} bytes: download incomplete?")
 
-    def number(self, kind: struct.Struct) -> int:
+    def read_number(self, kind: struct.Struct) -> int:
         """Read an integer."""
         return int(kind.unpack_from(self.data, self.take(kind.size))[0])
 
-    def counts(self) -> tuple[int, int]:
+    def read_counts(self) -> tuple[int, int]:
         """Read the first 24 bytes; return the number of tensors and of metadata keys."""
         if self.data[self.take(4) : 4] != MAGIC:
             self.fail("not a GGUF file: expected the bytes GGUF at its start")
-        version = self.number(UINT32)
+        version = self.read_number(UINT32)
         if version & 0xFFFF == 0 and version:
             self.fail("a big-endian GGUF file; only little-endian ones are supported")
         if version not in (2, 3):
             self.fail(f"GGUF version {version} is not supported; expected 2 or 3")
-        tensors, keys = self.number(UINT64), self.number(UINT64)
+        tensors, keys = self.read_number(UINT64), self.read_number(UINT64)
         # A tensor takes at least 32 bytes of the table, a key at least 13.
         for field, count, limit, least in (("tensor", tensors, MAX_TENSORS, 32), ("metadata key", keys, MAX_KEYS, 13)):
             self.field = f"{field} count"
@@ -185,10 +185,10 @@ class HeaderReader:
                 self.ends(self.position + count * least)
         return tensors, keys
 
-    def name(self, field: str, limit: int, may_have_spaces: bool = False) -> str:
+    def read_name(self, field: str, limit: int, may_have_spaces: bool = False) -> str:
         """Read the name of a key or a tensor, which later error messages mention."""
         self.field = field
-        length = self.number(UINT64)
+        length = self.read_number(UINT64)
         if not 1 <= length <= limit:
             self.fail(f"the name must have 1 to {limit} bytes (found {length})")
         start = self.take(length)
@@ -203,19 +203,19 @@ class HeaderReader:
 
     # ---- metadata values
 
-    def value(self, kind: int, depth: int, key: str = "") -> object:
+    def read_value(self, kind: int, depth: int, key: str = "") -> object:
         if kind in SCALARS:
             if kind == BOOL and self.data[self.position : self.position + 1] > b"\1":
                 self.fail(f"a bool must be 0 or 1 (found {self.data[self.position]})")
             return SCALARS[kind].unpack_from(self.data, self.take(SCALARS[kind].size))[0]
         if kind == STRING:
-            start = self.take(self.number(UINT64))
-            return LazyValue(self.text(start, self.position), is_text=True)
+            start = self.take(self.read_number(UINT64))
+            return LazyValue(self.make_decoder(start, self.position), is_text=True)
         if kind == ARRAY:
-            return self.array(depth, key)
+            return self.read_array(depth, key)
         self.fail(f"the value type must be from 0 to 12 (found {kind})")
 
-    def text(self, start: int, end: int) -> Callable[[], str]:
+    def make_decoder(self, start: int, end: int) -> Callable[[], str]:
         """Return a function that decodes the string in bytes `start` to `end`.
 
         Its errors name the current field.
@@ -230,10 +230,10 @@ class HeaderReader:
 
         return decode
 
-    def array(self, depth: int, key: str = "") -> object:
-        kind, count = self.number(UINT32), self.number(UINT64)
+    def read_array(self, depth: int, key: str = "") -> object:
+        kind, count = self.read_number(UINT32), self.read_number(UINT64)
         if kind in SCALARS:
-            return self.numbers(kind, count)
+            return self.read_numbers(kind, count)
         if kind not in (STRING, ARRAY):
             self.fail(f"the element type must be from 0 to 12 (found {kind})")
         least = 8 if kind == STRING else 12  # bytes of an empty string or array
@@ -245,17 +245,17 @@ class HeaderReader:
                 self.fail(f"the metadata's arrays must have at most {MAX_ITEMS} strings")
             if key in self.needed:
                 cached = self.kept.get(self.position)
-                return self.strings(count) if cached is None else self.skip_strings(cached)
+                return self.read_strings(count) if cached is None else self.skip_strings(cached)
             return LazyValue(self.skip_to_decode(count), count)
         self.arrays += count
         if self.arrays > MAX_ARRAYS:
             self.fail(f"the metadata's arrays must have at most {MAX_ARRAYS} arrays")
         if depth == MAX_DEPTH:
             self.fail(f"arrays must be nested at most {MAX_DEPTH} deep")
-        nested = [self.array(depth + 1) for _ in range(count)]
+        nested = [self.read_array(depth + 1) for _ in range(count)]
         return LazyValue(lambda: [value.value() if isinstance(value, LazyValue) else value for value in nested])
 
-    def numbers(self, kind: int, count: int) -> np.ndarray:
+    def read_numbers(self, kind: int, count: int) -> np.ndarray:
         """Read an array of numbers as a read-only view of the map, [count]."""
         start = self.take(count * SCALARS[kind].size)
         if kind != BOOL:
@@ -265,7 +265,7 @@ class HeaderReader:
             self.fail(f"a bool must be 0 or 1 (found {codes.max()})")
         return codes.view(np.bool_)
 
-    def strings(self, count: int) -> list[str]:
+    def read_strings(self, count: int) -> list[str]:
         """Read an array of strings.
 
         A start may read 128,000 tokens and 280,000 merges, so short strings take a fast path.
@@ -321,7 +321,7 @@ class HeaderReader:
         def decode() -> list[str]:
             reader = HeaderReader(data, self.path)
             reader.position = start
-            return reader.strings(count)
+            return reader.read_strings(count)
 
         return decode
 
@@ -330,7 +330,7 @@ class HeaderReader:
             self.ends(end)
         self.fail(f"string {number} of the array must have at most {MAX_ITEM_BYTES} bytes (found {length})")
 
-    def alignment(self, kind: int, value: object) -> int:
+    def read_alignment(self, kind: int, value: object) -> int:
         if kind != 4 or not isinstance(value, int):
             self.fail(f"the value must be of type 4, uint32 (found type {kind})")
         if not 8 <= value <= MAX_ALIGNMENT or value & (value - 1):
@@ -339,17 +339,17 @@ class HeaderReader:
 
     # ---- the table of tensors
 
-    def entry(self, number: int) -> TensorEntry:
+    def read_entry(self, number: int) -> TensorEntry:
         """Read a row of the table of tensors; its `start` is relative to the first weight."""
-        name = self.name(f"name of tensor {number}", MAX_NAME_BYTES)
+        name = self.read_name(f"name of tensor {number}", MAX_NAME_BYTES)
         self.field = f"tensor {printable(name)}"
-        dimensions = self.number(UINT32)
+        dimensions = self.read_number(UINT32)
         if not 1 <= dimensions <= MAX_DIMENSIONS:
             self.fail(f"expected 1 to {MAX_DIMENSIONS} dimensions, found {dimensions}")
-        shape = tuple(self.number(UINT64) for _ in range(dimensions))[::-1]
+        shape = tuple(self.read_number(UINT64) for _ in range(dimensions))[::-1]
         if 0 in shape:
             self.fail(f"shape {list(shape)}: every dimension must be at least 1")
-        kind = self.number(UINT32)
+        kind = self.read_number(UINT32)
         if kind not in FORMATS:
             self.fail(f"format {kind} is unknown or not supported")
         format = FORMATS[kind]
@@ -358,7 +358,7 @@ class HeaderReader:
                 f"the row length {shape[-1]} must be a multiple of {format.block}, the block size of {format.name}"
             )
         size = math.prod(shape[:-1]) * format.row_bytes(shape[-1])
-        return TensorEntry(name, format, shape, self.number(UINT64), size)
+        return TensorEntry(name, format, shape, self.read_number(UINT64), size)
 
     def resolve_offsets(self, entries: list[TensorEntry], alignment: int) -> list[TensorEntry]:
         """Make each `start` relative to the file.
@@ -397,7 +397,7 @@ class HeaderReader:
         reader = HeaderReader(self.data, self.path)
         reader.position = self.position
         try:
-            reader.entry(0)
+            reader.read_entry(0)
         except ModelError:
             return False
         return True

@@ -252,7 +252,7 @@ class Irregularities:
     def __len__(self) -> int:
         return len(self._notes) + len(self._missing)
 
-    def lines(self) -> list[str]:
+    def format_lines(self) -> list[str]:
         """Return a line about all irregularities, if there are any, and one for each missing part."""
         if not (notes := [*self._notes]):
             return [*self._missing]
@@ -280,7 +280,7 @@ class Metadata(UserDict[str, object]):
         super().__init__(values)
         self._data, self.places, self.kept = data, dict[str, slice](), dict[str, MappedStrings]()
 
-    def fingerprint(self, *keys: str) -> str | None:
+    def compute_fingerprint(self, *keys: str) -> str | None:
         """Hash these values as stored in the file (SHA-256); None if some are not from a file."""
         if self._data is None or not all(key in self.places for key in keys):
             return None
@@ -299,7 +299,7 @@ class Metadata(UserDict[str, object]):
             arrays = [strings for key in keys if isinstance(strings := self[key], list)]
             save_strings(self._data, list(zip(places, arrays, strict=True)))
 
-    def strings(self, key: str) -> int | None:
+    def count_strings(self, key: str) -> int | None:
         """Return the length of an array of strings without decoding it; None if there is no such array."""
         value = self.data.get(key)
         if isinstance(value, LazyValue):

@@ -38,71 +38,71 @@ class MetadataReader:
         self.metadata, self.prefix, self.path = metadata, prefix, path
         self.oddities = Irregularities() if oddities is None else oddities
 
-    def error(self, problem: str) -> ModelError:
+    def make_error(self, problem: str) -> ModelError:
         return ModelError(f"{self.path}: {problem}" if self.path else problem)
 
     def make_unsupported_error(self, problem: str) -> UnsupportedError:
-        return UnsupportedError(str(self.error(problem)))
+        return UnsupportedError(str(self.make_error(problem)))
 
-    def wrong(self, name: str, expected: str) -> ModelError:
+    def make_value_error(self, name: str, expected: str) -> ModelError:
         """Make the error for a value that is not as expected."""
-        value = self.raw(name)
-        return self.error(
-            f"{self.key(name)} must be {expected} (found {'missing' if value is None else format_value(value)})"
+        value = self.read_raw(name)
+        return self.make_error(
+            f"{self.format_key(name)} must be {expected} (found {'missing' if value is None else format_value(value)})"
         )
 
-    def key(self, name: str) -> str:
+    def format_key(self, name: str) -> str:
         """Return the full key, escaped for a message."""
         return printable(self.prefix + name)
 
-    def raw(self, name: str, default: object = None) -> object:
+    def read_raw(self, name: str, default: object = None) -> object:
         """Return the value without validation."""
         return self.metadata.get(self.prefix + name, default)
 
     def has(self, name: str) -> bool:
         return self.prefix + name in self.metadata
 
-    def whole(self, name: str, default: int | None, minimum: int, maximum: int) -> int:
+    def read_integer(self, name: str, default: int | None, minimum: int, maximum: int) -> int:
         """Read an integer from `minimum` to `maximum`."""
-        value = self.raw(name, default)
+        value = self.read_raw(name, default)
         if not is_integer(value) or not minimum <= value <= maximum:
-            raise self.wrong(name, f"a number from {minimum} to {maximum}")
+            raise self.make_value_error(name, f"a number from {minimum} to {maximum}")
         return value
 
-    def number(self, name: str, default: float | None = None) -> float:
+    def read_number(self, name: str, default: float | None = None) -> float:
         """Read a finite number that is neither negative nor subnormal."""
-        value = self.raw(name, default)
+        value = self.read_raw(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not is_number(value):
-            raise self.wrong(name, "a positive number")
+            raise self.make_value_error(name, "a positive number")
         return float(value)
 
-    def flag(self, name: str, default: bool | None = None) -> bool:
+    def read_flag(self, name: str, default: bool | None = None) -> bool:
         """Read a bool."""
-        value = self.raw(name, default)
+        value = self.read_raw(name, default)
         if not isinstance(value, bool):
-            raise self.wrong(name, "true or false")
+            raise self.make_value_error(name, "true or false")
         return value
 
-    def text(self, name: str, default: str | None = None) -> str:
-        value = self.raw(name, default)
+    def read_text(self, name: str, default: str | None = None) -> str:
+        value = self.read_raw(name, default)
         if not isinstance(value, str):
-            raise self.wrong(name, "a string")
+            raise self.make_value_error(name, "a string")
         return value
 
-    def array(self, name: str, kinds: str, expected: str) -> np.ndarray:
+    def read_array(self, name: str, kinds: str, expected: str) -> np.ndarray:
         """Read an array of numbers of these NumPy kinds, [count].
 
         expected: describes it in messages.
         """
-        value = self.raw(name)
+        value = self.read_raw(name)
         if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.kind not in kinds:
-            raise self.wrong(name, expected)
+            raise self.make_value_error(name, expected)
         return value
 
-    def strings(self, name: str) -> list[str]:
-        value = self.raw(name)
+    def read_strings(self, name: str) -> list[str]:
+        value = self.read_raw(name)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value[:1]):
-            raise self.wrong(name, "an array of strings")
+            raise self.make_value_error(name, "an array of strings")
         return value
 
 
@@ -118,7 +118,7 @@ def is_number(value: float) -> bool:
 def count_strings(metadata: Mapping[str, object], key: str) -> int | None:
     """Return the length of an array of strings without decoding it; None if there is no such array."""
     if isinstance(metadata, Metadata):
-        return metadata.strings(key)
+        return metadata.count_strings(key)
     value = metadata.get(key)
     return len(value) if isinstance(value, list) else None
 

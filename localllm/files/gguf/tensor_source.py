@@ -76,7 +76,7 @@ class GGUFSource:
 
     @property
     def warnings(self) -> list[str]:
-        return self.file.oddities.lines()
+        return self.file.oddities.format_lines()
 
     @property
     def ignored(self) -> set[str]:

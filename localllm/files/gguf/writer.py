@@ -42,7 +42,7 @@ class OutputTensor:
         return math.prod(self.shape[:-1]) * self.format.row_bytes(self.shape[-1])
 
     @classmethod
-    def of(cls, name: str, weights: np.ndarray) -> "OutputTensor":
+    def from_array(cls, name: str, weights: np.ndarray) -> "OutputTensor":
         """Wrap an array whose dtype is one of GGUF's plain types: float32, float16, int32, ..."""
         kind = {"f": "F", "i": "I"}[weights.dtype.kind] + str(8 * weights.itemsize)
         return cls(name, BY_NAME[kind], weights.shape, (np.ascontiguousarray(weights),))

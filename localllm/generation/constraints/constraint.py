@@ -77,9 +77,9 @@ class Constraint:
         elif self.kind != TOOLS:
             from llguidance import LLTokenizer
 
-            self.beginning(LLTokenizer("byte"))
+            self.create_matcher(LLTokenizer("byte"))
 
-    def beginning(self, vocabulary: "LLTokenizer") -> "LLMatcher":
+    def create_matcher(self, vocabulary: "LLTokenizer") -> "LLMatcher":
         """Make a matcher at the start of an answer.
 
         The first one takes 0.2 s for a vocabulary of 49 thousand tokens, 0.7 for 128 thousand; later ones take 20 us.
@@ -294,7 +294,7 @@ class Matcher:
     def names_any_token(self, tokens: Container[int]) -> bool:
         return isinstance(self._matcher, GrammarMatcher) and self._matcher.names_any_token(tokens)
 
-    def unfinished_mask(self, thinking: Thinking) -> np.ndarray:
+    def compute_unfinished_mask(self, thinking: Thinking) -> np.ndarray:
         """Compute the mask of reasoning before the answer, bool [vocab]: all tokens except end tokens.
 
         If the mark that ends reasoning is not a single token, tokens that contain its end and more text are excluded.
@@ -302,7 +302,7 @@ class Matcher:
         if self._unfinished is None:
             self._unfinished = np.arange(self._vocab) < self._tokenizer.vocab_size
             self._unfinished[list(self._tokenizer.end_ids)] = False
-            mark = thinking.format.end(REASONING)[-1:] if thinking.format and not thinking.starts else ""
+            mark = thinking.format.get_end_mark(REASONING)[-1:] if thinking.format and not thinking.starts else ""
             for token, piece in enumerate(self._tokenizer.pieces if mark else ()):
                 if mark in piece and self._tokenizer.decode([token]).partition(mark)[2].strip():
                     self._unfinished[token] = False
@@ -313,7 +313,7 @@ class Matcher:
         """Return whether the answer must end now."""
         return self._matcher.is_stopped()
 
-    def expected_tokens(self) -> list[int]:
+    def get_expected_tokens(self) -> list[int]:
         """Return the usual tokens of forced text, as a draft: other tokens may write the same text."""
         if isinstance(self._matcher, GrammarMatcher):
             forced, is_last = self._matcher.find_forced()
@@ -349,7 +349,7 @@ class MatcherCache:
         with self.lock:
             return self.gates.setdefault(constraint, threading.Lock())
 
-    def vocabulary(self, kind: str, tokenizer: "Tokenizer", size: int) -> SpellingVocabulary:
+    def get_vocabulary(self, kind: str, tokenizer: "Tokenizer", size: int) -> SpellingVocabulary:
         with self.lock:
             if kind not in self.vocabularies:
                 whole = self.vocabularies.get(_WHOLE) or convert_vocabulary(tokenizer, size)
@@ -413,6 +413,6 @@ def _make_matcher(
     """Make a matcher at the start of an answer. Raises UsageError."""
     if constraint.kind == GRAMMAR:
         return GrammarMatcher(constraint.grammar, tokenizer, cache.get_trie(tokenizer, size))
-    vocabulary = cache.vocabulary(constraint.kind, tokenizer, size)
-    beginning = constraint.beginning(vocabulary.tokens)
+    vocabulary = cache.get_vocabulary(constraint.kind, tokenizer, size)
+    beginning = constraint.create_matcher(vocabulary.tokens)
     return beginning if constraint.kind == "regex" else JsonMatcher(beginning, vocabulary, constraint.kind == "schema")

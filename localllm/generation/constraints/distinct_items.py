@@ -35,7 +35,7 @@ def _drop_from_value(value: object) -> object:
 
 
 @dataclass
-class _Container:
+class _OpenContainer:
     """An open object or array.
 
     Attributes:
@@ -57,7 +57,7 @@ class DistinctItems:
     """Filters streamed JSON: removes repeated items from arrays with uniqueItems."""
 
     schema: Schema
-    _levels: list[_Container] = field(default_factory=list)
+    _levels: list[_OpenContainer] = field(default_factory=list)
     _output: list[str] = field(default_factory=lambda: [""])  # releasable text, then items that are not complete
     _is_inside: bool = False
     _is_escaped: bool = False
@@ -103,13 +103,13 @@ class DistinctItems:
         self._output[-1] += character
 
     def _open(self, bracket: str) -> None:
-        schemas = [part for schema in self._next() for part in list_alternatives(schema, self.schema)]
+        schemas = [part for schema in self._get_schemas() for part in list_alternatives(schema, self.schema)]
         is_distinct = bracket == "[" and any(part.get("uniqueItems") is True for part in schemas)
         self._output[-1] += bracket
-        self._levels.append(_Container(schemas, bracket == "[", seen=set() if is_distinct else None))
+        self._levels.append(_OpenContainer(schemas, bracket == "[", seen=set() if is_distinct else None))
         self._output += [""] * is_distinct
 
-    def _next(self) -> list[object]:
+    def _get_schemas(self) -> list[object]:
         """Return the schemas that apply to the next value."""
         if not self._levels:
             return [self.schema]
@@ -122,7 +122,7 @@ class DistinctItems:
                 schemas.append(named[level.key] if level.key in named else schema.get("additionalProperties"))
         return schemas
 
-    def _end_item(self, level: _Container) -> None:
+    def _end_item(self, level: _OpenContainer) -> None:
         item = self._output.pop()
         is_new = bool(item.strip())
         if is_new:

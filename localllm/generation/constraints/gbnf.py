@@ -88,7 +88,7 @@ Expression: TypeAlias = CharacterSet | VocabularyToken | RuleReference | Concate
 
 
 @frozen
-class Token:
+class GrammarToken:
     """A lexical token of a grammar.
 
     Attributes:
@@ -126,9 +126,9 @@ class GrammarParser:
     def parse_rules(self) -> dict[str, Expression]:
         """Parse all rules, by name; the last of several with one name wins. Raises UsageError."""
         rules: dict[str, Expression] = {}
-        references: list[Token] = []
+        references: list[GrammarToken] = []
         while self._place < len(self._tokens):
-            if self._next("repeat"):
+            if self._is_next("repeat"):
                 token = self._tokens[self._place]
                 raise make_grammar_error(token.line, f"{token.text} must follow the item that it repeats")
             name = self._consume("name", "a rule's name")
@@ -143,7 +143,7 @@ class GrammarParser:
 
     def _parse_alternatives(self) -> Expression:
         parts = [self._parse_sequence()]
-        while self._next("mark", "|"):
+        while self._is_next("mark", "|"):
             self._place += 1
             parts.append(self._parse_sequence())
         return parts[0] if len(parts) == 1 else Alternatives(tuple(parts))
@@ -151,45 +151,45 @@ class GrammarParser:
     def _parse_sequence(self) -> Expression:
         parts = list[Expression]()
         while (part := self._parse_item()) is not None:
-            while self._next("repeat"):
+            while self._is_next("repeat"):
                 part = Repeat(part, *_parse_count(self._consume("repeat")))
             parts.append(part)
         return parts[0] if len(parts) == 1 else Concatenation(tuple(parts))
 
     def _parse_item(self) -> Expression | None:
         """Parse a string, class, rule, token or group; None at the end of a sequence."""
-        if self._next("name") and not self._next("assign", ahead=1):
+        if self._is_next("name") and not self._is_next("assign", ahead=1):
             return RuleReference(self._consume("name").text)
-        if self._next("text"):
+        if self._is_next("text"):
             token = self._consume("text")
             codes = [*map(ord, _unescape(token, token.text[1:-1]))]
             if any(0xD800 <= code < 0xE000 for code in codes):
                 raise make_grammar_error(token.line, "there are no characters from \\uD800 to \\uDFFF")
             return Concatenation(tuple(CharacterSet(((code, code),)) for code in codes))
-        if self._next("class"):
+        if self._is_next("class"):
             return _parse_class(self._consume("class"))
-        if self._next("token"):
+        if self._is_next("token"):
             return _parse_vocabulary_token(self._consume("token"))
-        if self._next("mark", "."):
+        if self._is_next("mark", "."):
             self._place += 1
             return CharacterSet(((0, _MAX_CODE_POINT),))
-        if self._next("mark", "("):
+        if self._is_next("mark", "("):
             self._place += 1
             inner = self._parse_alternatives()
             self._consume("mark", ")")
             return inner
         return None
 
-    def _next(self, kind: str, text: str | None = None, ahead: int = 0) -> bool:
+    def _is_next(self, kind: str, text: str | None = None, ahead: int = 0) -> bool:
         """Return whether the next token, or the one `ahead` tokens later, has this type and text."""
         if self._place + ahead >= len(self._tokens):
             return False
         token = self._tokens[self._place + ahead]
         return token.kind == kind and text in (None, token.text)
 
-    def _consume(self, kind: str, text: str | None = None) -> Token:
+    def _consume(self, kind: str, text: str | None = None) -> GrammarToken:
         """Consume the next token, which must have this type. Raises UsageError."""
-        if not self._next(kind, text if kind == "mark" else None):
+        if not self._is_next(kind, text if kind == "mark" else None):
             token = self._tokens[self._place] if self._place < len(self._tokens) else None
             line = token.line if token else self._tokens[-1].line
             raise make_grammar_error(
@@ -199,7 +199,7 @@ class GrammarParser:
         return self._tokens[self._place - 1]
 
 
-def _parse_count(repeat: Token) -> tuple[int, int | None]:
+def _parse_count(repeat: GrammarToken) -> tuple[int, int | None]:
     """Return the minimum and maximum of repetitions (None: no limit). Raises UsageError."""
     if repeat.text in _COUNTS:
         return _COUNTS[repeat.text]
@@ -209,7 +209,7 @@ def _parse_count(repeat: Token) -> tuple[int, int | None]:
     return int(minimum), (int(maximum) if maximum else None) if comma else int(minimum)
 
 
-def _tokenize(text: str) -> Iterator[Token]:
+def _tokenize(text: str) -> Iterator[GrammarToken]:
     place, line = 0, 1
     while place < len(text):
         match = _TOKENS.match(text, place)
@@ -217,11 +217,11 @@ def _tokenize(text: str) -> Iterator[Token]:
             raise make_grammar_error(line, f"unexpected {text[place : place + 20].splitlines()[0]!r}")
         if match.lastgroup != "space":
             assert match.lastgroup is not None
-            yield Token(match.lastgroup, match[0], line)
+            yield GrammarToken(match.lastgroup, match[0], line)
         place, line = match.end(), line + match[0].count("\n")
 
 
-def _unescape(token: Token, text: str) -> Iterator[str]:
+def _unescape(token: GrammarToken, text: str) -> Iterator[str]:
     """Resolve escapes."""
     place = 0
     while place < len(text):
@@ -238,7 +238,7 @@ def _unescape(token: Token, text: str) -> Iterator[str]:
         place = match.end()
 
 
-def _parse_class(token: Token) -> CharacterSet:
+def _parse_class(token: GrammarToken) -> CharacterSet:
     """Parse a character class such as [^a-z]. Raises UsageError."""
     body = token.text[1:-1]
     is_negated = body.startswith("^")
@@ -269,7 +269,7 @@ def _invert(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return (*inverted, (start, _MAX_CODE_POINT)) if start <= _MAX_CODE_POINT else tuple(inverted)
 
 
-def _parse_vocabulary_token(token: Token) -> VocabularyToken:
+def _parse_vocabulary_token(token: GrammarToken) -> VocabularyToken:
     """Parse a vocabulary token: <text> or <[id]>, with an optional ! before it. Raises UsageError."""
     text = token.text.removeprefix("!")
     if text.startswith("<[") and not re.fullmatch(r"<\[\d+\]>", text):

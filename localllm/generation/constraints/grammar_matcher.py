@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import numpy as np
 
 from localllm.generation.constraints.gbnf import VocabularyToken, make_grammar_error
-from localllm.generation.constraints.grammar_network import DEAD, READ, Closure, Network, build_network
+from localllm.generation.constraints.grammar_network import DEAD, READ, GrammarNetwork, StateClosure, build_network
 from localllm.generation.constraints.vocabulary import TokenConsumer, TokenTrie
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 # A parse: the state within a character (or 0), the closure of the next state, and how its rule was entered.
-Way: TypeAlias = "tuple[int, Closure, RuleEntry | None]"
+Way: TypeAlias = "tuple[int, StateClosure, RuleEntry | None]"
 Configuration: TypeAlias = frozenset[Way]
 
 AFTER_ROOT = -1  # the state after the root rule
@@ -48,14 +48,16 @@ class RuleEntry:
 
     def __init__(self, calls: "frozenset[_Call]", rules: frozenset[int]):
         self.rules = rules
-        self.callers: dict[int, list[tuple[Closure, RuleEntry | None]]] = {}
+        self.callers: dict[int, list[tuple[StateClosure, RuleEntry | None]]] = {}
         for rule, closure, entry in calls:
             self.callers.setdefault(rule, []).append((closure, entry))
         self.returns: dict[int, Configuration] = {}
 
 
-_Call: TypeAlias = tuple[int, Closure, RuleEntry | None]  # a rule, and its continuation
-_Read: TypeAlias = tuple[int, Closure, RuleEntry | None]  # a character's state or token number, and its continuation
+_Call: TypeAlias = tuple[int, StateClosure, RuleEntry | None]  # a rule, and its continuation
+_Read: TypeAlias = tuple[
+    int, StateClosure, RuleEntry | None
+]  # a character's state or token number, and its continuation
 
 
 class Automaton:
@@ -65,7 +67,7 @@ class Automaton:
         beginning: the configuration at the start.
     """
 
-    def __init__(self, network: Network, trie: TokenTrie, token_ids: list[int]):
+    def __init__(self, network: GrammarNetwork, trie: TokenTrie, token_ids: list[int]):
         """Set up the automaton.
 
         token_ids: ids of the network's vocabulary tokens.
@@ -73,7 +75,7 @@ class Automaton:
         self._network, self._trie, self._token_ids = network, trie, token_ids
         self._lock = threading.Lock()
         self._classify_bytes()
-        root, end = Closure(-1, frozenset(), False), Closure(-1, frozenset(), False)
+        root, end = StateClosure(-1, frozenset(), False), StateClosure(-1, frozenset(), False)
         root.enters = ((network.root, AFTER_ROOT),)
         self._root, self._end = (0, root, None), (0, end, None)
         begins = network.find_start(network.root).has_arcs
@@ -273,7 +275,7 @@ class Automaton:
     def _merge(self, ways: Iterable[Way]) -> Configuration:
         """Merge parses of a rule that differ only in the next state, as those of `"a"? "a"? "a"?` do."""
         merged: set[Way] = set()
-        groups: dict[tuple[int, RuleEntry], set[Closure]] = {}
+        groups: dict[tuple[int, RuleEntry], set[StateClosure]] = {}
         for reader, closure, entry in ways:
             if reader or entry is None:
                 merged.add((reader, closure, entry))
@@ -291,7 +293,7 @@ class Automaton:
         tokens: dict[_Read, None] = {}
         calls: set[_Call] = set()
 
-        def begin(closure: Closure, entry: RuleEntry | None) -> None:
+        def begin(closure: StateClosure, entry: RuleEntry | None) -> None:
             reads.update({(reader, network.find_closure(state), entry): None for reader, state in closure.reads})
             tokens.update({(number, network.find_closure(state), entry): None for number, state in closure.tokens})
 
@@ -329,7 +331,7 @@ class Automaton:
             self._entries[calls] = RuleEntry(calls, rules)
         return self._entries[calls]
 
-    def _continue_at(self, closure: Closure, entry: RuleEntry | None) -> Iterable[Way]:
+    def _continue_at(self, closure: StateClosure, entry: RuleEntry | None) -> Iterable[Way]:
         """Yield the parses that continue at a closure, and after its rule if that may end there."""
         if closure.has_arcs:
             yield 0, closure, entry
@@ -351,7 +353,7 @@ class Automaton:
             entry.returns[rule] = self._merge(ways)
         return entry.returns[rule]
 
-    def _find_callers(self, rule: int, entry: RuleEntry) -> Iterator[tuple[Closure, RuleEntry | None]]:
+    def _find_callers(self, rule: int, entry: RuleEntry) -> Iterator[tuple[StateClosure, RuleEntry | None]]:
         """Yield the continuations of a rule.
 
         They are after calls, and within rules that begin with it at the same position.

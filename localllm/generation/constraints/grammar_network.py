@@ -117,7 +117,7 @@ class Arc(NamedTuple):
     target: int
 
 
-class Closure:
+class StateClosure:
     """The arcs of a state and of all states that it reaches by SKIP arcs. Compared by identity.
 
     Attributes:
@@ -142,7 +142,7 @@ class Closure:
 _Usable: TypeAlias = Callable[[Arc], bool]
 
 
-class Network:
+class GrammarNetwork:
     """The states of a grammar's rules; closures are computed on demand.
 
     Attributes:
@@ -165,7 +165,7 @@ class Network:
             self._build_rule(len(self.starts))
         self.root = self._names["root"]
         self._remove_useless()
-        self._shared: dict[tuple[int, frozenset[Arc], bool], Closure] = {}
+        self._shared: dict[tuple[int, frozenset[Arc], bool], StateClosure] = {}
         self.find_closure = cache(self._find_closure)  # of a state
         self.merge = cache(self._merge)  # of closures
         self.find_entered = cache(self._find_entered)  # of a rule
@@ -305,7 +305,7 @@ class Network:
 
     # ---- closures
 
-    def _find_closure(self, state: int) -> Closure:
+    def _find_closure(self, state: int) -> StateClosure:
         """Compute a state's closure; states of a rule with equal closures share one object."""
         reached, todo = {state}, [state]
         arcs: set[Arc] = set()
@@ -319,12 +319,12 @@ class Network:
         rule = self._rule_of[state]
         return self._get_closure(rule, frozenset(arcs), self._ends[rule] in reached)
 
-    def _get_closure(self, rule: int, arcs: frozenset[Arc], ends: bool) -> Closure:
+    def _get_closure(self, rule: int, arcs: frozenset[Arc], ends: bool) -> StateClosure:
         if closure := self._shared.get((rule, arcs, ends)):
             return closure
-        return self._shared.setdefault((rule, arcs, ends), Closure(rule, arcs, ends))  # threads share the network
+        return self._shared.setdefault((rule, arcs, ends), StateClosure(rule, arcs, ends))  # threads share the network
 
-    def _merge(self, closures: frozenset[Closure]) -> Closure:
+    def _merge(self, closures: frozenset[StateClosure]) -> StateClosure:
         """Unite several closures of a rule.
 
         `ends` is False, because the caller handles the rule's end.
@@ -332,7 +332,7 @@ class Network:
         rule = next(iter(closures)).rule
         return self._get_closure(rule, frozenset[Arc]().union(*(closure.arcs for closure in closures)), False)
 
-    def find_start(self, rule: int) -> Closure:
+    def find_start(self, rule: int) -> StateClosure:
         return self.find_closure(self.starts[rule])
 
     def _find_entered(self, rule: int) -> frozenset[int]:
@@ -364,11 +364,11 @@ def _compute_fixpoint(belongs: Callable[[int, set[int]], bool], callers: Sequenc
 
 
 @lru_cache(_KEPT)
-def build_network(grammar: str) -> Network:
+def build_network(grammar: str) -> GrammarNetwork:
     """Build the network of a grammar in GBNF, or return a cached one. Raises UsageError."""
     try:
         with yield_to_threads():
-            return Network(parse_grammar(grammar))
+            return GrammarNetwork(parse_grammar(grammar))
     except RecursionError:
         raise UsageError("the grammar is invalid: its groups are nested too deeply") from None
 

@@ -175,7 +175,7 @@ class JsonMatcher(TokenConsumer):
 
     def _extend_parser(self, parser: "LLMatcher", data: bytes) -> "LLMatcher | None":
         """Return a copy of a parser that has consumed more bytes; None if it does not accept them."""
-        ids = self._vocabulary.ids(data)
+        ids = self._vocabulary.get_ids(data)
         if parser.validate_tokens(ids) < len(ids):
             return None
         twin = parser.deep_copy()
@@ -187,7 +187,7 @@ class JsonMatcher(TokenConsumer):
 
         A letter of a name or constant is never escaped: that would only change its text.
         """
-        if code in _UNESCAPED and not all(parser.validate_tokens(self._vocabulary.ids(each)) for each in _SAMPLES):
+        if code in _UNESCAPED and not all(parser.validate_tokens(self._vocabulary.get_ids(each)) for each in _SAMPLES):
             return None
         after = self._extend_parser(parser, spell_canonically(code))
         return self._extend_parser(parser, b"\x7f") if after is None and code == _DELETE else after  # as in names
@@ -224,7 +224,7 @@ class JsonMatcher(TokenConsumer):
 
     def _advance(self, byte: int) -> bool:
         """Let the parser consume a byte as it is; return whether it accepts the byte."""
-        if self._parser and not self._parser.try_consume_tokens(self._vocabulary.ids(bytes([byte]))):
+        if self._parser and not self._parser.try_consume_tokens(self._vocabulary.get_ids(bytes([byte]))):
             self._parser = None
         return self._parser is not None
 
@@ -258,7 +258,7 @@ class JsonMatcher(TokenConsumer):
 
     def _allows_exponent(self) -> bool:
         """Return whether the pending number may have an exponent: integers are written in digits."""
-        point = self._parser is not None and self._parser.validate_tokens(self._vocabulary.ids(b"."))
+        point = self._parser is not None and self._parser.validate_tokens(self._vocabulary.get_ids(b"."))
         return MANTISSA.fullmatch(self._pending) is not None and (bool(point) or b"." in self._pending)
 
     def _can_end_number(self) -> bool:
@@ -269,7 +269,7 @@ class JsonMatcher(TokenConsumer):
         parser = self._waiting and self._extend_parser(self._waiting, number)
         return parser is not None and (
             parser.is_accepting()
-            or any(parser.validate_tokens(self._vocabulary.ids(bytes([b]))) for b in _AFTER_NUMBER)
+            or any(parser.validate_tokens(self._vocabulary.get_ids(bytes([b]))) for b in _AFTER_NUMBER)
         )
 
     def _accepts_any(self, parser: "LLMatcher", ranges: Ranges) -> bool:
@@ -361,7 +361,7 @@ class JsonMatcher(TokenConsumer):
 
         Not asked for bytes after which the parser accepts everything.
         """
-        one, ids = bytes([byte]), self._vocabulary.ids
+        one, ids = bytes([byte]), self._vocabulary.get_ids
         is_native = self._parser is not None and bool(self._parser.validate_tokens(ids(one)))
         if not self._is_inside:
             is_exponent = byte in b"eE" and self._allows_exponent()
@@ -379,7 +379,7 @@ class JsonMatcher(TokenConsumer):
     def _allows(self, data: bytes) -> bool:
         """Return whether the answer may continue with these bytes."""
         if self._is_inside and not self._pending and self._parser and not _SPECIAL.search(data):
-            return self._parser.validate_tokens(self._vocabulary.ids(data)) == len(data)
+            return self._parser.validate_tokens(self._vocabulary.get_ids(data)) == len(data)
         return self.deep_copy()._read(data)
 
     # ---- state

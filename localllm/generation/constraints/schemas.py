@@ -64,13 +64,13 @@ class ObjectCloser:
     def __init__(self, root: Schema):
         self._root, self._count = root, 0
 
-    def schema(self, schema: object, required: frozenset[str] = frozenset(), path: Path = ("#",)) -> object:
+    def close(self, schema: object, required: frozenset[str] = frozenset(), path: Path = ("#",)) -> object:
         """Close a schema, or each of a list.
 
         required: names of the object's properties in other schemas.
         """
         if isinstance(schema, list):
-            return [self.schema(part, required, path) for part in schema]
+            return [self.close(part, required, path) for part in schema]
         return self.close_object(schema, required, path) if isinstance(schema, Mapping) else schema
 
     def close_object(self, schema: Schema, required: frozenset[str] = frozenset(), path: Path = ("#",)) -> Schema:
@@ -87,7 +87,7 @@ class ObjectCloser:
         for word, value in parts.items():
             about = every if word == "allOf" else base
             changed[word] = [
-                self._close_nested(part, path) if is_open else self.schema(part, about, path) for part in value
+                self._close_nested(part, path) if is_open else self.close(part, about, path) for part in value
             ]
         if any(isinstance(schema.get(word), Mapping) for word in ("properties", "patternProperties")) and not is_open:
             self._close(changed, every if parts else required)
@@ -123,8 +123,8 @@ class ObjectCloser:
     def _close_keyword(self, word: str, value: object, path: Path) -> object:
         """Close the schemas in a keyword's value that describe other values than the object itself."""
         if word in _BY_NAME and isinstance(value, Mapping):
-            return {name: self.schema(part, path=path) for name, part in value.items()}
-        return self.schema(value, path=path) if word in _INNER else value
+            return {name: self.close(part, path=path) for name, part in value.items()}
+        return self.close(value, path=path) if word in _INNER else value
 
     def _inline_reference(self, schema: Schema) -> dict[str, object]:
         """Replace a schema's $ref by the schema that it points to, joined with the other keywords by allOf."""
@@ -144,15 +144,15 @@ class ObjectCloser:
         return {**siblings, "allOf": [*_as_list(siblings.get("allOf")), dict(target)]} if siblings else dict(target)
 
     def _collect_property_names(self, schema: Schema, words: tuple[str, ...]) -> frozenset[str]:
-        named = [part.get("properties") for part in self._parts(schema, words)]
+        named = [part.get("properties") for part in self._list_parts(schema, words)]
         return frozenset(name for properties in named if isinstance(properties, Mapping) for name in properties)
 
     def _is_restricted(self, schema: Schema) -> bool:
         """Return whether schemas of the same object already restrict its other properties."""
-        parts = self._parts(schema, ("allOf", *_PARTS))
+        parts = self._list_parts(schema, ("allOf", *_PARTS))
         return any(word in part for part in parts for word in (*_STATED, "patternProperties"))
 
-    def _parts(self, schema: object, words: tuple[str, ...]) -> list[Schema]:
+    def _list_parts(self, schema: object, words: tuple[str, ...]) -> list[Schema]:
         """List a schema, and those that $ref and the keywords in `words` apply to the same object."""
         parts, waiting = dict[int, Schema](), [schema]
         while waiting:
@@ -204,7 +204,7 @@ def _rewrite_object(schema: Schema, root: Schema) -> Schema:
         elif word in _SCHEMAS:
             changed[word] = _rewrite(value, root)
         elif word == "const" or (word == "enum" and value is not None):
-            changed[word] = _exact_value(value, word)
+            changed[word] = _require_exact_value(value, word)
         elif value is not None and word not in _NOTES:
             changed[word] = int(value) if word in _COUNTS and isinstance(value, float) and value.is_integer() else value
     _simplify(changed)
@@ -249,15 +249,15 @@ def _clamp_bounds(schema: dict[str, object]) -> None:
             schema[word] = int(math.nextafter(near, inwards * math.inf) if outside else near)
 
 
-def _exact_value(value: object, word: str) -> object:
+def _require_exact_value(value: object, word: str) -> object:
     """Convert large numbers to floats. Raises UsageError for one that a float cannot represent exactly.
 
     llguidance (1.9) reads all numbers as floats, and fails at the smallest 64-bit integer.
     """
     if isinstance(value, Mapping):
-        return {name: _exact_value(part, word) for name, part in value.items()}
+        return {name: _require_exact_value(part, word) for name, part in value.items()}
     if isinstance(value, list):
-        return [_exact_value(part, word) for part in value]
+        return [_require_exact_value(part, word) for part in value]
     if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) <= _SAFE:
         return value
     near = float(value) if abs(value) < 10**308 else math.inf
@@ -471,7 +471,7 @@ def _make_schema_exact(schema: object, merges: bool) -> object:
 
 
 def _make_keyword_exact(word: str, value: object, merges: bool) -> object:
-    """Apply _exact_schema to the schemas that are the value of a keyword."""
+    """Apply _make_schema_exact to the schemas that are the value of a keyword."""
     if word in _NAMED_SCHEMAS and isinstance(value, Mapping):
         return {name: _make_schema_exact(part, merges) for name, part in value.items()}
     return value if word in _VALUES else _make_schema_exact(value, merges)

@@ -50,7 +50,7 @@ class SpellingVocabulary:
         slices = LLTokenizer.json_slices() if is_json else LLTokenizer.general_slices()
         return replace(self, tokens=self.tokens.with_slices(slices))
 
-    def ids(self, data: bytes) -> list[int]:
+    def get_ids(self, data: bytes) -> list[int]:
         """Return the single-byte tokens of a byte string."""
         return [self.size + byte for byte in data]
 

@@ -66,14 +66,14 @@ class ClipEmbedder:
 
     def _embed_text(self, text: str, options: EmbedOptions, name: str) -> np.ndarray:
         """Embed a text: the average of its chunks' vectors, weighted by token counts."""
-        pieces = self.pieces(text, options, name)
+        pieces = self.tokenize(text, options, name)
         self.tokens += sum(map(len, pieces))
         weights = np.array([len(piece) for piece in pieces], np.float64)
-        rows = np.stack([self.reader.text(piece) for piece in pieces])
+        rows = np.stack([self.reader.encode_text(piece) for piece in pieces])
         result: np.ndarray = (rows * weights[:, None]).sum(axis=0) / weights.sum()
         return result
 
-    def pieces(self, text: str | ShownImage, options: EmbedOptions, name: str) -> list[list[int]]:
+    def tokenize(self, text: str | ShownImage, options: EmbedOptions, name: str) -> list[list[int]]:
         """Tokenize a text: one list of ids, several for a split text, none for an image.
 
         name: name of the text, for errors. Raises ContextError.
@@ -88,7 +88,7 @@ class ClipEmbedder:
         starts: Sequence[int] = range(0, max(len(ids), 1), room) if options.overflow == "split" else (0,)
         return [[start, *ids[first : first + room], end] for first in starts]
 
-    def usual_role(self, role: str) -> str | None:
+    def get_usual_role(self, role: str) -> str | None:
         """Return None: these models have no prompts for queries and documents."""
         return None
 

@@ -109,7 +109,7 @@ class Embedder:
             )
         pieces, owners = list[list[int]](), list[int]()
         for number, text in enumerate(texts):
-            of_text = self.pieces(text, embed_options, f"text {number + 1}")
+            of_text = self.tokenize(text, embed_options, f"text {number + 1}")
             pieces += of_text
             owners += [number] * len(of_text)
         self.tokens += sum(map(len, pieces))
@@ -119,7 +119,7 @@ class Embedder:
         vectors = vectors[:, : embed_options.dims]
         return normalize_vectors(vectors) if embed_options.normalize else np.ascontiguousarray(vectors)
 
-    def _ids(self, text: str | Iterable[int]) -> list[int]:
+    def _get_ids(self, text: str | Iterable[int]) -> list[int]:
         """Return a text's token ids without special tokens. Raises UsageError."""
         if isinstance(text, str | bytes) or not isinstance(text, Iterable):
             return self._tokenizer.encode(require_string("texts", text))
@@ -129,14 +129,14 @@ class Embedder:
         ids = ids[begin:] if begin and ids[:begin] == self._before else ids
         return ids[:-end] if end and ids[-end:] == self._behind else ids
 
-    def pieces(self, text: str | list[int], options: EmbedOptions, name: str) -> list[list[int]]:
+    def tokenize(self, text: str | list[int], options: EmbedOptions, name: str) -> list[list[int]]:
         """Tokenize a text: one list of ids, or several for a split text.
 
         name: name of the text, for errors. Raises ContextError for a text that is too long, UsageError.
         """
         if options.role and (prompt := find_prompt(self._metadata, options.role, self.path)):
             text = prompt + require_string("texts", text)
-        ids = self._ids(text)
+        ids = self._get_ids(text)
         around = len(self._before) + len(self._behind)
         room = self.context - around
         if room < 1:
@@ -154,7 +154,7 @@ class Embedder:
             raise UsageError(f"{name} is empty, and the model adds no tokens to it")
         return [all_ids]
 
-    def usual_role(self, role: str) -> str | None:
+    def get_usual_role(self, role: str) -> str | None:
         """Return the role if the model is known to have a prompt for it, else None."""
         try:
             find_prompt(self._metadata, role, self.path)
@@ -174,7 +174,7 @@ def select_pooling(file: GGUFFile, requested: str | None = None) -> str:
     if requested not in (None, *POOLINGS):
         raise UsageError(f"pooling must be {', '.join(POOLINGS[:-1])} or {POOLINGS[-1]}, not {requested!r}")
     _, hyperparameters = load_architecture(file)
-    declared = read_pooling(HyperparameterReader.of(file))
+    declared = read_pooling(HyperparameterReader.from_file(file))
     is_ranker = declared == RANK or (declared is None and has_head(file))
     if is_ranker and requested is None:
         raise ModelError(f"{file.path}: this model is a reranker: use localllm rerank")

@@ -62,7 +62,7 @@ class Reranker:
         cut: cut texts that are too long, instead of raising ContextError with the text's number from 1. Raises
         UsageError.
         """
-        pair = self._question if self._asks else self._pair
+        pair = self._tokenize_question if self._asks else self._tokenize_pair
         query_ids = self._tokenizer.encode(require_string("query", query))
         pairs = [pair(query_ids, require_string("texts", text), cut, number) for number, text in enumerate(texts, 1)]
         self.tokens += sum(len(ids) for ids, _ in pairs)
@@ -81,7 +81,7 @@ class Reranker:
         result: np.ndarray = (1 / (1 + np.exp(no.astype(np.float64) - yes))).astype(np.float32)
         return result
 
-    def _pair(self, query: list[int], text: str, cut: bool, number: int) -> tuple[list[int], int]:
+    def _tokenize_pair(self, query: list[int], text: str, cut: bool, number: int) -> tuple[list[int], int]:
         """Tokenize a pair for an encoder; return its tokens and the position of the second text."""
         t = self._tokenizer
         first = [t.bos_id] if t.bos_id is not None else []
@@ -89,9 +89,9 @@ class Reranker:
         # WordPiece vocabularies have one separator, RoBERTa's byte-level and unigram ones two.
         between = end if t.marks_pairs else end * 2
         head = [*first, *query, *between]
-        return [*head, *self._fitting(t.encode(text), len(head) + len(end), cut, number), *end], len(head)
+        return [*head, *self._cut_to_context(t.encode(text), len(head) + len(end), cut, number), *end], len(head)
 
-    def _question(self, query: list[int], text: str, cut: bool, number: int) -> tuple[list[int], int]:
+    def _tokenize_question(self, query: list[int], text: str, cut: bool, number: int) -> tuple[list[int], int]:
         """Tokenize a pair for a decoder, as a question; return its tokens and their count."""
         t = self._tokenizer
         head = [
@@ -99,10 +99,10 @@ class Reranker:
             *t.encode("\n<Document>: "),
         ]  # fmt: skip
         tail = t.encode(ANSWER, special=True)
-        ids = [*head, *self._fitting(t.encode(text), len(head) + len(tail), cut, number), *tail]
+        ids = [*head, *self._cut_to_context(t.encode(text), len(head) + len(tail), cut, number), *tail]
         return ids, len(ids)
 
-    def _fitting(self, ids: list[int], other_tokens: int, cut: bool, number: int) -> list[int]:
+    def _cut_to_context(self, ids: list[int], other_tokens: int, cut: bool, number: int) -> list[int]:
         """Return the tokens of a text, cut to the context.
 
         other_tokens: number of the pair's other tokens.
@@ -126,7 +126,7 @@ class Reranker:
 def require_reranker(file: GGUFFile) -> None:
     """Raise ModelError for a model without a classification head."""
     load_architecture(file)
-    pooling = read_pooling(HyperparameterReader.of(file))
+    pooling = read_pooling(HyperparameterReader.from_file(file))
     if not has_head(file):
         use = "generates text" if pooling in (None, RANK) else "computes embeddings (localllm embed)"
         raise ModelError(

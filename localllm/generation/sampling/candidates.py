@@ -73,7 +73,7 @@ class Candidates(NamedTuple):
         is_candidate = self.ids[places] == tokens
         return is_candidate, places[is_candidate]
 
-    def probabilities(self) -> np.ndarray:
+    def compute_probabilities(self) -> np.ndarray:
         """Compute the softmax of the logits, float64 [n]."""
         if len(self.ids) == 1:
             return np.ones(1)
@@ -81,14 +81,14 @@ class Candidates(NamedTuple):
         result: np.ndarray = weights / weights.sum()
         return result
 
-    def probability(self, token: int) -> float:
-        return float(self.probabilities()[np.flatnonzero(self.ids == token)[0]])
+    def compute_probability(self, token: int) -> float:
+        return float(self.compute_probabilities()[np.flatnonzero(self.ids == token)[0]])
 
 
 INITIAL_CAPACITY = 256  # tokens
 
 
-class History:
+class TokenHistory:
     """The latest tokens of a sequence: at least `most` of them, or all."""
 
     def __init__(self, capacity: int):
@@ -103,24 +103,24 @@ class History:
         if self.most == 0:
             return
         if self._count == len(self._tokens):
-            latest = self.last(self.most)
+            latest = self.get_last(self.most)
             self._tokens = np.empty(2 * max(len(latest), INITIAL_CAPACITY), np.int64)
             self._tokens[: len(latest)] = latest
             self._count = len(latest)
         self._tokens[self._count] = token
         self._count += 1
 
-    def last(self, count: int) -> np.ndarray:
+    def get_last(self, count: int) -> np.ndarray:
         """Return the last `count` tokens, or fewer, int64 [n]; -1: all."""
         return self._tokens[0 if count < 0 else max(0, self._count - count) : self._count]
 
-    def copy(self) -> "History":
+    def copy(self) -> "TokenHistory":
         twin = copy.copy(self)
         twin._tokens = self._tokens[: self._count].copy()
         return twin
 
 
-class Breakers:
+class SequenceBreakers:
     """DRY's sequence breakers, found in the text, however it is tokenized."""
 
     def __init__(self, texts: Sequence[str], tokenizer: "Tokenizer | None"):
@@ -133,21 +133,21 @@ class Breakers:
         self._tail, self.since = b"", 0  # the last bytes of the text; tokens since one of the texts ended
 
     def push(self, token: int) -> None:
-        data, old_tail = self._tail + self._bytes(token), len(self._tail)
+        data, old_tail = self._tail + self._get_bytes(token), len(self._tail)
         ended = any(data.find(text, max(0, old_tail - len(text) + 1)) >= 0 for text in self._texts)
         self.since = 0 if ended else self.since + 1
         self._tail = data[max(0, len(data) - self._longest + 1) :]
 
     def occur_in(self, token: int) -> bool:
         """Return whether a token contains a breaker."""
-        data = self._bytes(token)
+        data = self._get_bytes(token)
         return any(text in data for text in self._texts)
 
-    def _bytes(self, token: int) -> bytes:
+    def _get_bytes(self, token: int) -> bytes:
         """Return a token's bytes, or the name of a control token."""
         return self._tokenizer.token_bytes(token, special=True) if self._tokenizer and self._texts else b""
 
-    def copy(self) -> "Breakers":
+    def copy(self) -> "SequenceBreakers":
         return copy.copy(self)
 
 
@@ -186,8 +186,8 @@ class SamplerState:
 
     random: Random
     vocab: int
-    history: History
-    breakers: Breakers
+    history: TokenHistory
+    breakers: SequenceBreakers
     mu: float
     mean: float
     tokenizer: "Tokenizer | None" = None
@@ -198,7 +198,7 @@ class SamplerState:
     repeats: bool = False
 
     @classmethod
-    def first(
+    def create(
         cls, options: "CompleteOptions", names: list[str], random: Random, vocab: int, tokenizer: "Tokenizer | None"
     ) -> Self:
         """Create the state before any token.
@@ -206,8 +206,8 @@ class SamplerState:
         names: names of the steps in the chain.
         """
         windows = [options.repeat_last_n] * ("penalties" in names) + [options.dry_penalty_last_n] * ("dry" in names)
-        history = History(-1 if -1 in windows else max(windows, default=0))
-        breakers = Breakers(options.dry_sequence_breakers if "dry" in names else (), tokenizer)
+        history = TokenHistory(-1 if -1 in windows else max(windows, default=0))
+        breakers = SequenceBreakers(options.dry_sequence_breakers if "dry" in names else (), tokenizer)
         speller = tokenizer if "infill" in names else None
         return cls(random, vocab, history, breakers, 2 * options.mirostat_tau, options.adaptive_target, speller)
 
@@ -221,7 +221,7 @@ class SamplerState:
         self.history.append(token)
         self.breakers.push(token)
         if self.watched and token == self.drawn:
-            probability = self.watched.probability(token)
+            probability = self.watched.compute_probability(token)
             if options.mirostat:
                 self.mu = update_mu(self.mu, probability, options.mirostat_tau, options.mirostat_eta)
             else:

@@ -17,7 +17,7 @@ from localllm.values import to_python_number
 ABOVE_0 = math.nextafter(0, 1)
 
 
-class Range(NamedTuple):
+class ValueRange(NamedTuple):
     """The valid values of a numeric option: a description for messages, and inclusive bounds."""
 
     text: str
@@ -25,7 +25,7 @@ class Range(NamedTuple):
     most: float = math.inf
     whole: bool = False
 
-    def number(self, name: str, value: object) -> float:
+    def parse_number(self, name: str, value: object) -> float:
         """Return the value as a Python number. Raises UsageError with the option's name."""
         number = to_number(value)
         if number is None or not abs(number) <= sys.float_info.max:
@@ -45,7 +45,7 @@ def to_number(number: object) -> float | None:
 
 
 @frozen
-class Option:
+class OptionDeclaration:
     """The declaration of an option.
 
     Attributes:
@@ -59,7 +59,7 @@ class Option:
     """
 
     default: Any = None
-    range: Range | None = None
+    range: ValueRange | None = None
     flags: str = ""
     help: str = ""
     users: str = ""
@@ -107,20 +107,20 @@ class Option:
 
 
 def declare_optional(default: object, *declared: Any, **further: Any) -> Any:
-    """Declare a field whose value is None unless set; the arguments are those of Option."""
-    return field(default=None, metadata={"option": Option(default, *declared, **further)})
+    """Declare a field whose value is None unless set; the arguments are those of OptionDeclaration."""
+    return field(default=None, metadata={"option": OptionDeclaration(default, *declared, **further)})
 
 
 def declare_setting(default: object, *declared: Any, **further: Any) -> Any:
-    """Declare a field whose value is its default unless set; the arguments are those of Option."""
-    return field(default=default, metadata={"option": Option(default, *declared, **further)})
+    """Declare a field whose value is its default unless set; the arguments are those of OptionDeclaration."""
+    return field(default=default, metadata={"option": OptionDeclaration(default, *declared, **further)})
 
 
-def collect_options(kind: type) -> dict[str, Option]:
+def collect_options(kind: type) -> dict[str, OptionDeclaration]:
     return {each.name: each.metadata["option"] for each in fields(kind) if "option" in each.metadata}
 
 
-def map_names(user: str, options: Mapping[str, Option]) -> dict[str, str]:
+def map_names(user: str, options: Mapping[str, OptionDeclaration]) -> dict[str, str]:
     """Return the names of the options that a program or API also has, by its own names."""
     pairs = ((name, each.partition(":")) for name, option in options.items() for each in option.users.split())
     return {theirs or name: name for name, (other, _, theirs) in pairs if other == user}
@@ -143,17 +143,17 @@ LETTERS = {
 OTHER_NAMES = {"typ_p": "typical", "typical_p": "typical", "typ": "typical", "temp": "temperature", "nucleus": "top_p"}
 ORDER = tuple(name for name in LETTERS if name != "infill")  # llama.cpp's default
 
-NUMBER = Range("a number")
-COUNT = Range("an integer, 0 or greater", 0, whole=True)
-WINDOW = Range("an integer, -1 or greater", -1, whole=True)
-AMOUNT = Range("0 or greater", 0)
-POSITIVE = Range("above 0", ABOVE_0)
-SHARE = Range("from 0 to 1", 0, 1)
-SOME = Range("above 0 and at most 1", ABOVE_0, 1)
-FACTOR = Range("1 or greater", 1)
-VERSION = Range("0, 1 or 2", 0, 2, whole=True)
-TARGET = Range("at most 1", most=1)
-DECAY = Range("from 0 to 0.99", 0, 0.99)
+NUMBER = ValueRange("a number")
+COUNT = ValueRange("an integer, 0 or greater", 0, whole=True)
+WINDOW = ValueRange("an integer, -1 or greater", -1, whole=True)
+AMOUNT = ValueRange("0 or greater", 0)
+POSITIVE = ValueRange("above 0", ABOVE_0)
+SHARE = ValueRange("from 0 to 1", 0, 1)
+SOME = ValueRange("above 0 and at most 1", ABOVE_0, 1)
+FACTOR = ValueRange("1 or greater", 1)
+VERSION = ValueRange("0, 1 or 2", 0, 2, whole=True)
+TARGET = ValueRange("at most 1", most=1)
+DECAY = ValueRange("from 0 to 0.99", 0, 0.99)
 
 # Programs and APIs that also have an option.
 OF_ALL = "openai llamacpp vllm ollama"
@@ -351,10 +351,10 @@ class SamplingArguments(TypedDict, total=False):
     seed: int | None
 
 
-def convert_value(name: str, range: Range | None, value: object) -> object:
+def convert_value(name: str, range: ValueRange | None, value: object) -> object:
     """Convert an option's value to Python's own types. Raises UsageError."""
     if range is not None:
-        return range.number(name, value)
+        return range.parse_number(name, value)
     if name == "samplers":
         return parse_sampler_names(value)
     if name == "logit_bias":
@@ -398,8 +398,8 @@ def parse_biases(value: object) -> dict[int, float]:
     """Return the biases of logits by token id. Raises UsageError."""
     if not isinstance(value, Mapping):
         raise UsageError(f"logit_bias must map token ids to numbers, not {value!r}")
-    return {int(COUNT.number("a token of logit_bias", token)): parse_bias(bias) for token, bias in value.items()}
+    return {int(COUNT.parse_number("a token of logit_bias", token)): parse_bias(bias) for token, bias in value.items()}
 
 
 def parse_bias(bias: object) -> float:
-    return -math.inf if to_number(bias) == -math.inf else NUMBER.number("logit_bias", bias)
+    return -math.inf if to_number(bias) == -math.inf else NUMBER.parse_number("logit_bias", bias)

@@ -66,7 +66,7 @@ class Sampler:
         names = list_active_steps(complete)
         self._chain, self._ids = [STEPS[name].apply for name in names], make_ids(vocab)
         self._biases = resolve_biases(complete, vocab, tokenizer)
-        self._state = SamplerState.first(complete, names, random.Random(self.seed), vocab, tokenizer)
+        self._state = SamplerState.create(complete, names, random.Random(self.seed), vocab, tokenizer)
         self._learns = bool({"penalties", "dry", "mirostat", "adaptive_p"}.intersection(names))
 
     def copy(self, vocab: int | None = None) -> "Sampler":
@@ -107,7 +107,7 @@ class Sampler:
         if not state.repeats:
             state.key = state.random.getrandbits(64)  # exactly one for each token, whatever the logits
         state.repeats = False
-        candidates = self._left(logits, allowed)
+        candidates = self._apply_chain(logits, allowed)
         token = int(candidates.ids[candidates.best]) if len(candidates.ids) == 1 else draw(candidates, state.key)
         state.drawn = token
         return token
@@ -122,10 +122,10 @@ class Sampler:
         """
         twin = self.copy()
         twin._state.key = twin._state.random.getrandbits(64)
-        candidates = twin._left(logits, allowed)
-        return candidates.ids, candidates.probabilities()
+        candidates = twin._apply_chain(logits, allowed)
+        return candidates.ids, candidates.compute_probabilities()
 
-    def _left(self, logits: np.ndarray, allowed: np.ndarray | None) -> Candidates:
+    def _apply_chain(self, logits: np.ndarray, allowed: np.ndarray | None) -> Candidates:
         """Apply the chain and return the remaining candidates."""
         candidates = Candidates(self._ids, logits[: self.vocab])
         if allowed is not None:
@@ -195,11 +195,11 @@ def read_recommended(metadata: Mapping[str, object], path: str = "") -> tuple[Sa
     for name, key in ((name, option.key) for name, option in OPTIONS.items()):
         if not key or not checked.has(key):
             continue
-        option_value: dict[str, Any] = {name: normalize_value(key, checked.raw(key))}
+        option_value: dict[str, Any] = {name: normalize_value(key, checked.read_raw(key))}
         try:
             SamplingOptions(**option_value)
         except UsageError:
-            warnings.append(f"{checked.wrong(key, describe_valid_values(name))}; using the default")
+            warnings.append(f"{checked.make_value_error(key, describe_valid_values(name))}; using the default")
         else:
             values |= option_value
     return SamplingOptions(**values), warnings

@@ -15,9 +15,9 @@ from localllm.errors import ConstraintError
 from localllm.generation.sampling.candidates import (
     IMPOSSIBLE,
     LARGEST,
-    Breakers,
     Candidates,
     SamplerState,
+    SequenceBreakers,
     hash_uniform,
 )
 from localllm.generation.sampling.options import CompleteOptions
@@ -77,7 +77,12 @@ def clamp(number: float) -> float:
 
 
 def dry(
-    candidates: Candidates, recent: np.ndarray, breakers: Breakers, multiplier: float, base: float, allowed_length: int
+    candidates: Candidates,
+    recent: np.ndarray,
+    breakers: SequenceBreakers,
+    multiplier: float,
+    base: float,
+    allowed_length: int,
 ) -> Candidates:
     """Lower the logits of tokens that would continue the repetition of a sequence (DRY, "don't repeat yourself").
 
@@ -156,7 +161,7 @@ def typical(candidates: Candidates, p: float) -> Candidates:
     """
     if p >= 1:
         return candidates
-    probabilities = candidates.probabilities()
+    probabilities = candidates.compute_probabilities()
     surprise = -np.log(np.maximum(probabilities, IMPOSSIBLE))
     expected = float(probabilities @ surprise)
     order = np.argsort(np.abs(surprise - expected), kind="stable")
@@ -172,7 +177,7 @@ def top_p(candidates: Candidates, p: float) -> Candidates:
     if p >= 1:
         return candidates
     candidates = candidates if candidates.ranked else candidates.rank()
-    count = int(np.searchsorted(np.cumsum(candidates.probabilities()), p)) + 1
+    count = int(np.searchsorted(np.cumsum(candidates.compute_probabilities()), p)) + 1
     return candidates.keep(slice(count))
 
 
@@ -196,7 +201,7 @@ def xtc(candidates: Candidates, probability: float, threshold: float, chance: fl
     """
     if chance > probability:
         return candidates
-    top = np.flatnonzero(candidates.probabilities() >= max(threshold, IMPOSSIBLE))
+    top = np.flatnonzero(candidates.compute_probabilities() >= max(threshold, IMPOSSIBLE))
     if len(top) < 2:
         return candidates
     least = top[::-1][np.argmin(candidates.logits[top[::-1]])]
@@ -220,7 +225,7 @@ def dynamic_temperature(candidates: Candidates, t: float, range: float, exponent
     """
     if len(candidates.ids) == 1:
         return candidates
-    probabilities = candidates.probabilities()
+    probabilities = candidates.compute_probabilities()
     probabilities = probabilities[probabilities > 0]
     entropy = -float(probabilities @ np.log(probabilities)) / math.log(len(candidates.ids))
     coldest, hottest = max(0.0, t - range), min(t + range, HOTTEST)
@@ -272,7 +277,7 @@ def adaptive_p(candidates: Candidates, target: float) -> Candidates:
     By MrJackSpade and ddh0, llama.cpp's pull request 17927. Even unlikely candidates stay possible, so earlier steps
     should remove these.
     """
-    distances = np.abs(candidates.probabilities() - target) / WIDTH
+    distances = np.abs(candidates.compute_probabilities() - target) / WIDTH
     logits = PEAK - SHARPNESS * distances**2 / (1 + distances)
     changed = Candidates(candidates.ids, np.where(np.isfinite(candidates.logits), logits, -math.inf))
     return changed.rank() if candidates.ranked else changed
@@ -302,7 +307,7 @@ def infill(
     answer may not end, so that the most likely token stays.
     """
     ranked = candidates.rank()
-    probabilities, is_end = ranked.probabilities(), np.isin(ranked.ids, list(ends))
+    probabilities, is_end = ranked.compute_probabilities(), np.isin(ranked.ids, list(ends))
     if 3 * probabilities[is_end].sum() * len(ranked.ids) > probabilities[~is_end].sum():
         return ranked.keep(is_end)
     merged = merge_prefixes(probabilities, [token_bytes(token) for token in ranked.ids.tolist()])
@@ -377,13 +382,13 @@ def mirostat(candidates: Candidates, options: CompleteOptions, state: SamplerSta
 STEPS: dict[str, SamplerStep] = {
     "penalties": SamplerStep(
         lambda c, o, s: penalties(
-            c, s.history.last(o.repeat_last_n), o.repeat_penalty, o.presence_penalty, o.frequency_penalty
+            c, s.history.get_last(o.repeat_last_n), o.repeat_penalty, o.presence_penalty, o.frequency_penalty
         ),
         lambda o: o.repeat_last_n != 0 and (o.repeat_penalty, o.presence_penalty, o.frequency_penalty) != (1, 0, 0),
     ),
     "dry": SamplerStep(
         lambda c, o, s: dry(
-            c, s.history.last(o.dry_penalty_last_n), s.breakers, o.dry_multiplier, o.dry_base, o.dry_allowed_length
+            c, s.history.get_last(o.dry_penalty_last_n), s.breakers, o.dry_multiplier, o.dry_base, o.dry_allowed_length
         ),
         lambda o: o.dry_multiplier > 0 and o.dry_penalty_last_n != 0,
     ),

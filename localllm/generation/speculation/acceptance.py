@@ -82,7 +82,7 @@ class StepCostModel:
             self._relative.clear()
             self.is_measured = True
 
-    def relative(self, tokens: int) -> float:
+    def estimate_cost(self, tokens: int) -> float:
         if not self._relative:  # interpolated linearly between known numbers of tokens
             known = {tokens: seconds / self._seconds_of_one for tokens, seconds in self._seconds.items()}
             self._relative = interpolate(USUAL_COSTS | known)
@@ -91,14 +91,14 @@ class StepCostModel:
     def relate_seconds(self, seconds: float) -> float:
         return seconds / self._seconds_of_one
 
-    def with_batch(self, other_sequences: int) -> "StepCostModel | BatchedStepCost":
+    def add_batch(self, other_sequences: int) -> "StepCostModel | BatchedStepCost":
         """Return the cost model for one of several answers.
 
         other_sequences: number of tokens of the other answers in the step.
         """
         return BatchedStepCost(self, other_sequences) if other_sequences else self
 
-    def tokens(self, expected: float) -> float:
+    def estimate_tokens(self, expected: float) -> float:
         """Return the tokens of a step, relative to a step without a draft.
 
         expected: expected tokens of this answer.
@@ -116,15 +116,15 @@ class BatchedStepCost:
 
     def __init__(self, costs: StepCostModel, other_sequences: int):
         self._costs, self._other_sequences = costs, other_sequences
-        self._cost_of_one = costs.relative(other_sequences + 1)
+        self._cost_of_one = costs.estimate_cost(other_sequences + 1)
 
-    def relative(self, tokens: int) -> float:
-        return self._costs.relative(tokens + self._other_sequences) / self._cost_of_one
+    def estimate_cost(self, tokens: int) -> float:
+        return self._costs.estimate_cost(tokens + self._other_sequences) / self._cost_of_one
 
     def relate_seconds(self, seconds: float) -> float:
         return self._costs.relate_seconds(seconds) / self._cost_of_one
 
-    def tokens(self, expected: float) -> float:
+    def estimate_tokens(self, expected: float) -> float:
         """Return the tokens of a step, relative to a step without a draft.
 
         Each of the other answers gets one token.
@@ -250,11 +250,13 @@ class DraftPlanner:
             return NO_DRAFT
         account.charge(min(costs.relate_seconds(cost), START))  # limited: the first draft may include compilation
         length, rate = self._choose_length(expected, costs)
-        least /= 1 + len(self._guesses) * self._cost(costs)  # the time of computed draft tokens is spent already
+        least /= 1 + len(self._guesses) * self._estimate_cost(
+            costs
+        )  # the time of computed draft tokens is spent already
         if rate <= least or not account.allows_loss:
             return NO_DRAFT
-        account.charge(costs.relative(length + 1) - 1)
-        self._planned, self._worth = length, costs.tokens(2.0) - costs.tokens(1.0)
+        account.charge(costs.estimate_cost(length + 1) - 1)
+        self._planned, self._worth = length, costs.estimate_tokens(2.0) - costs.estimate_tokens(1.0)
         return DraftPlan([guess.token for guess in self._guesses[:length]], rate)
 
     def _choose_length(self, expected: list[float], costs: Costs) -> tuple[int, float]:
@@ -262,14 +264,17 @@ class DraftPlanner:
 
         expected: accepted tokens, by length.
         """
-        cost = (len(expected) - 1) * self._cost(costs)
-        rates = [costs.tokens(tokens) / (costs.relative(length + 1) + cost) for length, tokens in enumerate(expected)]
+        cost = (len(expected) - 1) * self._estimate_cost(costs)
+        rates = [
+            costs.estimate_tokens(tokens) / (costs.estimate_cost(length + 1) + cost)
+            for length, tokens in enumerate(expected)
+        ]
         rate = max(rates)
         return rates.index(rate), rate
 
     def _may_pay(self, expected: list[float], chance: float, limit: int, costs: Costs, least: float) -> bool:
         """Return whether more draft tokens may raise the rate, or are free or not measured yet."""
-        each = self._cost(costs)
+        each = self._estimate_cost(costs)
         if each < FREE:
             return True
         if not self._account.allows_loss:
@@ -280,11 +285,11 @@ class DraftPlanner:
         for length in range(len(expected), limit + 1):
             chance *= self._account.experience.usual
             tokens += chance
-            if costs.tokens(tokens) > least * (costs.relative(length + 1) + length * each):
+            if costs.estimate_tokens(tokens) > least * (costs.estimate_cost(length + 1) + length * each):
                 return True
         return False
 
-    def _cost(self, costs: Costs) -> float:
+    def _estimate_cost(self, costs: Costs) -> float:
         """Return the cost of a draft token, relative to a step of one token."""
         return costs.relate_seconds(self._account.seconds or 0.0)
 
@@ -331,7 +336,7 @@ class DraftSelector:
         best = DraftPlan([], GAIN)
         if not self._costs.is_measured or other_sequences >= MAX_DRAFT_TOKENS:
             return []
-        costs = self._costs.with_batch(other_sequences)
+        costs = self._costs.add_batch(other_sequences)
         for source in self._sources:
             plan = source.plan(min(limit, MAX_DRAFT_TOKENS - other_sequences), costs, best.rate)
             best = plan if plan.draft else best

@@ -57,7 +57,7 @@ class TokenCorpus:
         self._looked_up = self._keys.data
 
     @classmethod
-    def of(cls, tokens: np.ndarray) -> Self:
+    def from_tokens(cls, tokens: np.ndarray) -> Self:
         """Build the index of tokens."""
         places = find_positions(tokens)
         return cls(tokens, places[np.argsort(hash_ngrams(tokens)[places - GRAM], kind="stable")])
@@ -83,7 +83,7 @@ class TokenCorpus:
         _, kinds, counts = np.unique(self.tokens[places], return_inverse=True, return_counts=True)
         return CorpusMatch(int(places[counts[kinds] == counts.max()][-1]), longest)
 
-    def with_text(self, ids: np.ndarray) -> "TokenCorpus":
+    def add_text(self, ids: np.ndarray) -> "TokenCorpus":
         """Return the corpus with the new passages of another text, int32."""
         new = self._find_new_passages(ids)
         if not len(new):
@@ -91,7 +91,7 @@ class TokenCorpus:
         tokens = np.concatenate((self.tokens, new))
         if len(tokens) > MAX_TOKENS:
             latest_tokens = tokens[-MAX_TOKENS * 3 // 4 :]
-            return TokenCorpus.of(latest_tokens[int(np.argmax(latest_tokens == GAP)) + 1 :])
+            return TokenCorpus.from_tokens(latest_tokens[int(np.argmax(latest_tokens == GAP)) + 1 :])
         places = find_positions(new) + len(self.tokens)
         added = hash_ngrams(new)[places - len(self.tokens) - GRAM]
         order = np.argsort(added, kind="stable")
@@ -213,13 +213,13 @@ class NgramCache:
             if is_kept:
                 self._unsaved = keep_latest([*self._unsaved, text])
 
-    def earlier(self) -> TokenCorpus:
+    def get_corpus(self) -> TokenCorpus:
         with self.lock:
             self._collect()
             if self._corpus is None:
                 self._corpus = self._read()
             while self._waiting:
-                self._corpus = self._corpus.with_text(self._waiting.pop(0))
+                self._corpus = self._corpus.add_text(self._waiting.pop(0))
             return self._corpus
 
     def _read(self) -> TokenCorpus:
@@ -241,7 +241,7 @@ class NgramCache:
             return
         old_corpus = corpus = self._read()
         for ids in texts:
-            corpus = corpus.with_text(ids)
+            corpus = corpus.add_text(ids)
         if corpus is not old_corpus:
             with suppress(OSError):
                 write_texts(self._name, corpus.tokens, corpus.places)
@@ -286,7 +286,7 @@ class NgramProposer:
             while state >= 0 and token not in self._next[state]:
                 self._next[state][token] = new
                 state = self._link[state]
-            match = self._link[new] = self._suffix_link(state, token) if state >= 0 else 0
+            match = self._link[new] = self._find_suffix_link(state, token) if state >= 0 else 0
             self._last = new
             self.agreed, self.place = self._length[match], self._end[match] + 1
             self._end[match] = place
@@ -304,7 +304,7 @@ class NgramProposer:
         if self._elsewhere.agreed > self.agreed:
             self.place, self.agreed = self._elsewhere
 
-    def _suffix_link(self, state: int, token: int) -> int:
+    def _find_suffix_link(self, state: int, token: int) -> int:
         """Return the state of the longest suffix of the new text that occurred before."""
         following = self._next[state][token]
         if self._length[following] == self._length[state] + 1:
@@ -410,6 +410,6 @@ def propose_copy(tokens: Sequence[int], place: int, agreed: int) -> Iterator[Dra
 
 def make_text_proposers(tokens: Sequence[int], cache: NgramCache | None = None) -> tuple[NgramProposer, CopyProposer]:
     """Make the proposers that search the tokens so far and earlier texts."""
-    grams = NgramProposer(cache.earlier() if cache else NOTHING)
+    grams = NgramProposer(cache.get_corpus() if cache else NOTHING)
     grams.push(tokens)
     return grams, CopyProposer(grams)

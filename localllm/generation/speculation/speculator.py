@@ -227,7 +227,7 @@ class ForcedTokensProposer:
         """Do nothing: the answer's state is already rewound."""
 
     def propose(self) -> Iterator[DraftToken]:
-        return (DraftToken(token, SURE) for token in self._guide.expected_tokens())
+        return (DraftToken(token, SURE) for token in self._guide.get_expected_tokens())
 
 
 class Speculator:

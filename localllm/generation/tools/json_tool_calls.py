@@ -4,7 +4,7 @@
     {"name": "NAME", "arguments": {"ka": "Vab"}}
     ```
 
-Qwen2.5-Coder writes such calls, whatever the template's format; other forms: read_call. A call is on lines of its own,
+Qwen2.5-Coder writes such calls, whatever the template's format; other forms: parse_call. A call is on lines of its own,
 names an existing tool, and has valid arguments; everything else is text. Several calls may follow each other, in a
 fence or a list. Small models repeat a call without end, so an identical repetition, outside of a fence or a list, ends
 the answer.
@@ -63,18 +63,18 @@ class JsonToolCallParser:
         if self.repeats:
             return []
         self._buffer += part.text
-        return self._parts(is_end=False)
+        return self._parse_parts(is_end=False)
 
     def flush(self, is_end: bool = False) -> list[TextPart]:
         """Return the held-back text at the end.
 
         is_end: whether the model ended the answer; otherwise it was cut off.
         """
-        parts = self._parts(is_end=True) if is_end else []
+        parts = self._parse_parts(is_end=True) if is_end else []
         text, self._buffer = "" if self._has_called and not self._buffer.strip() else self._buffer, ""
         return [*parts, TextPart(ANSWER, text)] if text else parts
 
-    def _parts(self, is_end: bool) -> list[TextPart]:
+    def _parse_parts(self, is_end: bool) -> list[TextPart]:
         parts, place = list[TextPart](), 0
         while not self.repeats and (begin := self._find_begin(place)):
             try:

@@ -81,7 +81,7 @@ def make_parameter_form(schema: object, root: Schema) -> ParameterForm:
     schema: of the parameter, a subschema of `root`.
     """
     texts, other_schemas = list[Schema](), list[Schema]()
-    for alternative in _alternatives(schema, root):
+    for alternative in _list_alternatives(schema, root):
         text, other_schema = _split_schema(alternative)
         texts += [text] if text is not None else []
         other_schemas += [other_schema] if other_schema is not None else []
@@ -98,7 +98,7 @@ def make_additional_form(schema: Schema) -> ParameterForm | None:
     return None if additional is False else make_parameter_form(additional, schema)
 
 
-def _alternatives(schema: object, root: Schema) -> list[object]:
+def _list_alternatives(schema: object, root: Schema) -> list[object]:
     listed, waiting, visited = list[object](), [schema], set[int]()
     while waiting:
         each = waiting.pop()
@@ -294,7 +294,7 @@ def induce_tagged_format(render: Render, ends: Sequence[str]) -> ToolCallFormat 
             return None
         kinds.append((pieces[0], pieces[1][5] if len(pieces[1]) == 11 else None))
     ((opening, first, mid, next, _, end), separator), ((_, _, mid_json, next_json, _, end_json), _) = kinds
-    close, close_json = common_prefix(next, end), common_prefix(next_json, end_json)
+    close, close_json = find_common_prefix(next, end), find_common_prefix(next_json, end_json)
     next, closing = next[len(close) :], end[len(close) :]
     if next != next_json[len(close_json) :] or closing != end_json[len(close_json) :]:
         return None
@@ -310,10 +310,10 @@ def render_reply(render: Render, message: Message, ends: Sequence[str]) -> str:
     """Return the text that a model has to generate for a message, without the template's around it."""
     text, prompt = try_render(render, [USER, message]), try_render(render, [USER], True)
     place = text.rfind(NAME) if NAME in text else -1
-    first = text.find(NAME, len(common_prefix(text, prompt)))
+    first = text.find(NAME, len(find_common_prefix(text, prompt)))
     if first < 0 or place < 0:
         return ""
-    begin = len(common_prefix(text, prompt))
+    begin = len(find_common_prefix(text, prompt))
     if (tag_begin := text.rfind("<", 0, begin)) > text.rfind(">", 0, begin):  # `begin` is within a tag
         begin = tag_begin
     start = max([begin, *(find_mark_end(mark, text, first) for mark in THOUGHT_ENDS)])
@@ -332,7 +332,7 @@ def find_mark_end(mark: str, text: str, limit: int) -> int:
     return place + len(mark) if place >= 0 else 0
 
 
-def common_prefix(first: str, second: str) -> str:
+def find_common_prefix(first: str, second: str) -> str:
     return "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 

@@ -119,7 +119,7 @@ class ToolCallParser:
 
     def begin(self) -> None:
         """Start within a call, before its opening, because the answer has to be a call."""
-        self.in_call, self._state = True, self._opening
+        self.in_call, self._state = True, self._parse_opening
 
     def push(self, text: str) -> list[TextPart]:
         """Add text; return the parts that are certain now."""
@@ -189,7 +189,7 @@ class ToolCallParser:
             self._text_before = (self._text_before + text)[-80:]
             parts.append(TextPart(ANSWER, text))
 
-    def _opening(self, parts: list[TextPart]) -> bool:
+    def _parse_opening(self, parts: list[TextPart]) -> bool:
         return self._consume(self._format.opening.lstrip(), self._parse_name)
 
     def _parse_opening_rest(self, parts: list[TextPart]) -> bool:
@@ -212,10 +212,10 @@ class ToolCallParser:
         if text:
             parts.append(TextPart(ARGUMENTS, text))
         if self._scan.ended:
-            self._state = self._behind
+            self._state = self._parse_separator
         return self._scan.ended
 
-    def _behind(self, parts: list[TextPart]) -> bool:
+    def _parse_separator(self, parts: list[TextPart]) -> bool:
         """Parse the separator after a call's arguments, if another call follows."""
         if self._format.separator is None:
             return False
@@ -229,7 +229,7 @@ class ToolCallParser:
         last = self._format.closing, self._format.separator
         if any(piece and self._compile_pattern(piece).match(self._buffer) for piece in last):
             parts.append(TextPart(ARGUMENTS, "}" if self._count else "{}"))
-            self._state = self._behind
+            self._state = self._parse_separator
             return True
         return False
 

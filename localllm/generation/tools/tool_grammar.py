@@ -61,7 +61,7 @@ class ParameterGrammar:
         self._is_ordered = len(self._required) > MAX_FREE_PARAMETERS
         self._once = frozenset(numbers if self._is_ordered else by_need[:MAX_FREE_PARAMETERS])
 
-    def rules(self) -> list[str]:
+    def build_rules(self) -> list[str]:
         """Return the grammar's rules; the start rule has the suffix _args."""
         rules = list[str]()
         for number, key in enumerate(self._keys):
@@ -76,7 +76,7 @@ class ParameterGrammar:
         waiting, finished = [begin], {begin}
         while waiting:
             state = waiting.pop()
-            text, following = self._state(*state)
+            text, following = self._get_rule(*state)
             rules.append(text)
             waiting += following - finished
             finished |= following
@@ -85,7 +85,7 @@ class ParameterGrammar:
     def _name_state(self, used: frozenset[int], has_begun: bool) -> str:
         return f"{self._rule}_{'b' if has_begun else 'a'}{sum(1 << number for number in used)}"
 
-    def _state(self, used: frozenset[int], has_begun: bool) -> tuple[str, set[tuple[frozenset[int], bool]]]:
+    def _get_rule(self, used: frozenset[int], has_begun: bool) -> tuple[str, set[tuple[frozenset[int], bool]]]:
         """Return the rule for the text after these parameters."""
         mark, alternatives, following = self._literal(self._marks.next if has_begun else self._marks.first), [], set()
         for number in self._list_candidates(used):
@@ -301,12 +301,16 @@ class ToolGrammar:
         self.use, self.format, self._tokenizer = use, format, tokenizer
         self._distinct = dict[str, dict[str, object]]()  # schemas with uniqueItems, by tool
         self._schemas = {tool.name: self._prepare_schema(tool) for tool in use.callable}
-        marks = {*self._tokens(format.opening), *self._tokens(format.between), *self._tokens(format.closing)}
-        marks |= self._tokens(format.separator or "")
+        marks = {
+            *self._find_tokens(format.opening),
+            *self._find_tokens(format.between),
+            *self._find_tokens(format.closing),
+        }
+        marks |= self._find_tokens(format.separator or "")
         for first, second in (format.marks.text, format.marks.json) if format.marks else ():
-            marks |= self._tokens(first) | self._tokens(second)
+            marks |= self._find_tokens(first) | self._find_tokens(second)
         if format.opening == HARMONY.opening:
-            marks |= self._tokens("<|channel|><|constrain|><|message|>")
+            marks |= self._find_tokens("<|channel|><|constrain|><|message|>")
         self._marks = frozenset(marks)
         ids = {token: mark for mark in marks if (token := tokenizer.get_special_id(mark)) is not None}
         self.shown = {token: ESCAPE + mark for token, mark in ids.items()}
@@ -322,7 +326,7 @@ class ToolGrammar:
         """Return whether a call is a whole message after reasoning, as in gpt-oss's harmony format."""
         return self.format.opening == HARMONY.opening
 
-    def reader(self) -> ToolCallParser:
+    def create_parser(self) -> ToolCallParser:
         """Return a parser at the beginning of an answer."""
         reader = ToolCallParser(self.format, self._schemas, self._marks)
         if self.requires_call and not self.wraps_whole_message:
@@ -351,9 +355,9 @@ class ToolGrammar:
         """
         from localllm.generation.constraints.constraint import TOOLS, Constraint, get_matcher
 
-        return get_matcher(Constraint(TOOLS, self.grammar(whole)), self._tokenizer, vocab)
+        return get_matcher(Constraint(TOOLS, self.build_grammar(whole)), self._tokenizer, vocab)
 
-    def _tokens(self, piece: str) -> set[str]:
+    def _find_tokens(self, piece: str) -> set[str]:
         return {
             self._tokenizer.pieces[token] for token in self._tokenizer.split_special(piece) if isinstance(token, int)
         }
@@ -370,7 +374,7 @@ class ToolGrammar:
 
     # ---- the grammar, in llguidance's dialect of Lark
 
-    def grammar(self, whole: bool = False) -> str:
+    def build_grammar(self, whole: bool = False) -> str:
         """Return the grammar of calls, after the trigger; with it if a call is required, or with `whole`."""
         opening = self.format.opening.lstrip()
         head = self._build_literal(opening if self.requires_call or whole else opening[len(self.format.trigger) :])
@@ -383,7 +387,7 @@ class ToolGrammar:
             head = f'thought* ({channel} "commentary")? {self._build_literal(self.format.opening)}'
         several = self.format.separator is not None and not self.use.is_single
         further_calls = f"({' '.join(self._split_literals(self.format.separator or ''))} call)*" if several else ""
-        rules = [f"start: {head} call {further_calls} {self._closing(several)}"]
+        rules = [f"start: {head} call {further_calls} {self._build_closing(several)}"]
         names = [f"tool_{number}" for number in range(len(self._schemas))]
         rules += [*heads, f"call: {' | '.join(names)}", "id: /[A-Za-z0-9_-]{1,40}/"]
         between = (
@@ -394,12 +398,12 @@ class ToolGrammar:
         for rule, (name, schema) in zip(names, self._schemas.items(), strict=True):
             rules.append(f"{rule}: {json.dumps(name)} {between} {rule}_args")
             if marks := self.format.marks:
-                rules += ParameterGrammar(rule, schema, marks, self._tokenizer, self._build_literal).rules()
+                rules += ParameterGrammar(rule, schema, marks, self._tokenizer, self._build_literal).build_rules()
             else:
                 rules.append(f"{rule}_args: {JSON_MARK}? %json {json.dumps(schema)}")
         return "\n".join(rules) + "\n"
 
-    def _closing(self, several: bool) -> str:
+    def _build_closing(self, several: bool) -> str:
         """Return the grammar rule of the text after calls.
 
         All of it is optional, since models often stop early. several: whether another call may follow; white space

@@ -8,7 +8,7 @@ import gc
 import llvmlite.binding as llvm
 
 from localllm.kernels.build.compilers import serve
-from localllm.kernels.build.objects import symbol
+from localllm.kernels.build.objects import get_symbol
 from localllm.kernels.cpu import find_kernel
 from localllm.kernels.cpu.signature import SIGNATURE
 from localllm.kernels.machine import get_lane
@@ -43,7 +43,7 @@ def compile_module(name: str, triple: str | None = None) -> tuple[llvm.ModuleRef
     (compiled,) = function.overloads.values()
     numba_name = compiled.fndesc.llvm_func_name
     module = llvm.parse_assembly(compiled.library.get_llvm_str())
-    module.link_in(llvm.parse_assembly(ENTRY.format(entry=symbol(name), function=numba_name)))
+    module.link_in(llvm.parse_assembly(ENTRY.format(entry=get_symbol(name), function=numba_name)))
     module.triple = triple or get_object_triple(module.triple)
     target = llvm.Target.from_triple(module.triple)
     machine = target.create_target_machine(
@@ -52,7 +52,7 @@ def compile_module(name: str, triple: str | None = None) -> tuple[llvm.ModuleRef
     module.data_layout = str(machine.target_data)
     optimize_module(module, machine)
     for function in module.functions:
-        if function.name != symbol(name) and not function.is_declaration:
+        if function.name != get_symbol(name) and not function.is_declaration:
             function.linkage = "internal"
     for variable in module.global_variables:
         if not variable.is_declaration:

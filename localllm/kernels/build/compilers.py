@@ -58,10 +58,10 @@ class Compiler:
         except OSError:  # the process has ended
             code = b""
         if not code or len(code) < size:
-            raise self._failure()
+            raise self._describe_failure()
         return code
 
-    def _failure(self) -> LocalllmError:
+    def _describe_failure(self) -> LocalllmError:
         """Return an error that says why the process ended, with the last line of its stderr.
 
         With little memory that line varies, so the error is always a MemoryLimitError then.
@@ -126,7 +126,7 @@ class CompileQueue:
 
     def share(self, compiler: Compiler) -> None:
         try:
-            while (name := self._next()) is not None:
+            while (name := self._take_next()) is not None:
                 code = compiler.compile(name)
                 self._finished(name, code)
                 with self.changed:
@@ -138,7 +138,7 @@ class CompileQueue:
                 self.changed.notify_all()
         compiler.close()
 
-    def _next(self) -> str | None:
+    def _take_next(self) -> str | None:
         with self.changed:
             return self.left.popleft() if self.left else None
 
@@ -182,11 +182,11 @@ class CompilerPool:
         work.prioritize(names)
         while done < len(names):
             with work.changed:
-                while self._ready(names) == done:
+                while self._count_ready(names) == done:
                     if work.error:
                         raise work.error
                     work.changed.wait()
-                done = self._ready(names)
+                done = self._count_ready(names)
             progress(done, len(names))
         return {name: work.codes.pop(name) for name in names}
 
@@ -194,7 +194,7 @@ class CompilerPool:
         for compiler in self._compilers:
             compiler.lower_priority()
 
-    def _ready(self, names: list[str]) -> int:
+    def _count_ready(self, names: list[str]) -> int:
         return sum(name in self._work.codes for name in names)
 
 

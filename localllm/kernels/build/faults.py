@@ -14,7 +14,7 @@ from localllm.errors import ModelError
 from localllm.files.cache.checksummed_cache import read_checksummed, write_checksummed
 from localllm.files.gguf.header import printable
 from localllm.kernels.build.machine_code import MachineCode
-from localllm.kernels.build.objects import object_file
+from localllm.kernels.build.objects import get_object_file
 from localllm.system.cpu import get_object_triple
 from localllm.system.processes import BAD_PAGE_HANDLER, handle_bad_pages
 
@@ -57,7 +57,7 @@ def load_handler() -> bytes:
     Compiling takes 9 MB of memory.
     """
     source = build_handler_source(BAD_PAGE_HANDLER)
-    path = object_file(compute_handler_name(source))
+    path = get_object_file(compute_handler_name(source))
     if code := read_checksummed(path):
         return code
     from localllm.kernels.build.shipped import read_shipped_objects  # needed once per computer

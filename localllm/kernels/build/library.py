@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from localllm.errors import LocalllmError
 from localllm.files.cache.checksummed_cache import read_checksummed, write_checksummed
 from localllm.kernels.build.machine_code import MachineCode
-from localllm.kernels.build.objects import Progress, mark_used, object_file, object_folder, prune, symbol
+from localllm.kernels.build.objects import Progress, get_object_file, get_object_folder, get_symbol, mark_used, prune
 from localllm.kernels.machine import Lane
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class KernelLibrary:
         self._codes: list[MachineCode] = []
         self._later, self._lane = list(later), lane
         self._compilers: CompilerPool | None = None
-        mark_used(object_folder(lane))
+        mark_used(get_object_folder(lane))
         try:
             self.load(names, progress)
         except BaseException:
@@ -61,13 +61,13 @@ class KernelLibrary:
         names = sorted({name for name in names if name not in self.addresses})
         if not names:
             return
-        objects = {name: code for name in names if (code := read_checksummed(object_file(name, self._lane)))}
+        objects = {name: code for name in names if (code := read_checksummed(get_object_file(name, self._lane)))}
         if missing := [name for name in names if name not in objects]:
             objects |= self._load_shipped(missing)
         if missing := [name for name in missing if name not in objects]:
             objects |= self._compile_missing(missing, progress or (lambda done, total: None))
-        self._codes.append(MachineCode(objects.values(), map(symbol, names)))
-        self.addresses |= {name: self._codes[-1].addresses[symbol(name)] for name in names}
+        self._codes.append(MachineCode(objects.values(), map(get_symbol, names)))
+        self.addresses |= {name: self._codes[-1].addresses[get_symbol(name)] for name in names}
 
     def _load_shipped(self, names: list[str]) -> dict[str, bytes]:
         from localllm.kernels.build.shipped import read_shipped_objects  # needed once per kernel
@@ -96,12 +96,14 @@ class KernelLibrary:
 
         present = {*names, *list_shipped_names(self._lane)}
         absent = [
-            name for name in self._later if name not in present and not os.path.exists(object_file(name, self._lane))
+            name
+            for name in self._later
+            if name not in present and not os.path.exists(get_object_file(name, self._lane))
         ]
         return CompilerPool([*names, *absent], self._keep, lane=self._lane)
 
     def _keep(self, name: str, code: bytes) -> None:
-        path = object_file(name, self._lane)
+        path = get_object_file(name, self._lane)
         try:
             write_checksummed(path, code)
         except OSError as error:

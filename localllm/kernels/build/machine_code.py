@@ -27,7 +27,7 @@ JUMP = b"\xff\x25\x02\0\0\0\xcc\xcc"  # instruction: jump to the address stored 
 SLOT = 16  # bytes: JUMP and an address, for a function outside the object file or a symbol of the offset table
 
 
-class Section(NamedTuple):
+class SectionEntry(NamedTuple):
     """An entry of the section table."""
 
     name: int
@@ -42,7 +42,7 @@ class Section(NamedTuple):
     entry_size: int
 
 
-class Symbol(NamedTuple):
+class SymbolEntry(NamedTuple):
     """An entry of the symbol table."""
 
     name: str
@@ -140,14 +140,14 @@ class LoadedObject:
         self.addresses = {symbols[index].name: at for index, at in known.items() if symbols[index].is_global}
 
 
-def read_sections(code: bytes) -> list[Section]:
+def read_sections(code: bytes) -> list[SectionEntry]:
     """Read the section table of an object file."""
     (start,), (count,) = struct.unpack_from("<Q", code, 40), struct.unpack_from("<H", code, 60)
     rows = struct.iter_unpack("<IIQQQQIIQQ", code[start : start + 64 * count])
-    return [Section(*row) for row in rows]
+    return [SectionEntry(*row) for row in rows]
 
 
-def read_symbols(code: bytes, sections: Sequence[Section]) -> list[Symbol]:
+def read_symbols(code: bytes, sections: Sequence[SectionEntry]) -> list[SymbolEntry]:
     """Read the symbol table of an object file."""
     table = next((section for section in sections if section.type == SYMBOLS), None)
     if table is None:
@@ -155,7 +155,8 @@ def read_symbols(code: bytes, sections: Sequence[Section]) -> list[Symbol]:
     names = sections[table.link].start
     rows = struct.iter_unpack("<IBBHQQ", code[table.start : table.start + table.size])
     return [
-        Symbol(read_string(code, names + name), info >= 16, section, place) for name, info, _, section, place, _ in rows
+        SymbolEntry(read_string(code, names + name), info >= 16, section, place)
+        for name, info, _, section, place, _ in rows
     ]
 
 
@@ -164,7 +165,7 @@ def read_string(code: bytes, start: int) -> str:
     return code[start : code.index(b"\0", start)].decode()
 
 
-def read_relocations(code: bytes, sections: Sequence[Section]) -> Iterator[Relocation]:
+def read_relocations(code: bytes, sections: Sequence[SectionEntry]) -> Iterator[Relocation]:
     """Yield all relocations of an object file."""
     for section in sections:
         if section.type == RELOCATIONS:
@@ -173,7 +174,7 @@ def read_relocations(code: bytes, sections: Sequence[Section]) -> Iterator[Reloc
 
 
 def plan_layout(
-    code: bytes, sections: Sequence[Section], relocations: Sequence[Relocation], symbols: Sequence[Symbol]
+    code: bytes, sections: Sequence[SectionEntry], relocations: Sequence[Relocation], symbols: Sequence[SymbolEntry]
 ) -> tuple[dict[int, int], dict[int, int], dict[int, int], int]:
     """Choose the offset in memory of each section and each slot.
 

@@ -39,7 +39,7 @@ MAX_UNUSED_SECONDS = 30 * DAY  # seconds after which an unused folder is removed
 
 
 @cache
-def object_folder(lane: Lane | None = None) -> Path:
+def get_object_folder(lane: Lane | None = None) -> Path:
     """Return the folder of a lane's object files, this computer's by default, named by the hash."""
     lane = lane or get_lane()
     key = hashlib.sha256()
@@ -63,11 +63,11 @@ def add_sources(key: "hashlib._Hash", patterns: Iterable[str]) -> None:
         key.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
 
 
-def object_file(name: str, lane: Lane | None = None) -> Path:
-    return object_folder(lane) / f"{name}.o"
+def get_object_file(name: str, lane: Lane | None = None) -> Path:
+    return get_object_folder(lane) / f"{name}.o"
 
 
-def symbol(name: str) -> str:
+def get_symbol(name: str) -> str:
     return f"localllm_{name}"
 
 
@@ -76,7 +76,7 @@ def mark_used(folder: Path | None = None) -> None:
 
     folder: by default this computer's.
     """
-    folder = folder or object_folder()
+    folder = folder or get_object_folder()
     with suppress(OSError):
         if folder.stat().st_mtime < time.time() - DAY:
             os.utime(folder)
@@ -84,7 +84,7 @@ def mark_used(folder: Path | None = None) -> None:
 
 def prune() -> None:
     """Remove object files that were not used for UNUSED seconds, and unfinished files of killed programs."""
-    used, now = object_folder(), time.time()
+    used, now = get_object_folder(), time.time()
     with suppress(OSError):  # a folder that cannot be read
         for folder in used.parent.glob("*"):
             if folder != used and FOLDER_NAME.fullmatch(folder.name) and compute_age(folder, now) > MAX_UNUSED_SECONDS:

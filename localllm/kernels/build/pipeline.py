@@ -54,7 +54,7 @@ class AlignedLower(Lower):
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
-class Lowering(BaseNativeLowering):
+class KernelLowering(BaseNativeLowering):
     _name = "localllm_lowering"  # type: ignore[assignment]
     lowering_class = AlignedLower
 
@@ -76,10 +76,10 @@ class Lowering(BaseNativeLowering):
 
 
 STAGES = (TranslateByteCode, FixupArgs, IRProcessing, DeadBranchPrune, ReconstructSSA, NopythonTypeInference,
-          PreLowerStripPhis, IRLegalization, Lowering, NoPythonBackend)  # fmt: skip
+          PreLowerStripPhis, IRLegalization, KernelLowering, NoPythonBackend)  # fmt: skip
 
 
-class Pipeline(CompilerBase):
+class KernelCompiler(CompilerBase):
     def define_pipelines(self) -> list[PassManager]:
         manager = PassManager("kernel")
         for stage in STAGES:

@@ -19,7 +19,7 @@ from localllm.kernels.machine import Lane, get_lane
 FOLDER = Path(__file__).parents[2] / "data" / "kernels"
 
 
-class Archive(TypedDict):
+class KernelArchive(TypedDict):
     cpu: str
     features: str  # in LLVM's notation: +avx2,+fma
     sha256: str
@@ -46,7 +46,7 @@ def find_archive(lane: Lane, folder: Path = FOLDER) -> Path | None:
         manifest = json.loads((folder / "lanes.json").read_bytes())
         if manifest["sources"] != compute_source_hash():
             return None
-        rows: dict[str, Archive] = manifest["archives"]
+        rows: dict[str, KernelArchive] = manifest["archives"]
         for name, row in rows.items():
             if can_serve(Lane(row["cpu"], row["features"]), lane):
                 path = folder / name

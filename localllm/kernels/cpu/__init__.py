@@ -33,7 +33,7 @@ class WordConversion(NamedTuple):
     run: int  # columns that share a scale; the number of columns is rounded up to whole runs
     shared: int  # bytes of a scale
 
-    def bytes(self, columns: int) -> int:
+    def count_bytes(self, columns: int) -> int:
         return -(-columns // self.run) * (2 * self.run + self.shared)
 
 

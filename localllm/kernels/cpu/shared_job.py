@@ -11,7 +11,7 @@ from localllm.system.cpu import CACHE_LINE
 WORDS = CACHE_LINE // 8  # of 64 bits in a line
 
 
-class Job(NamedTuple):
+class JobField(NamedTuple):
     """Indices of the fields of a job, int64 [JOB_WORDS].
 
     Fields that different threads write are in different cache lines.
@@ -35,7 +35,7 @@ class Job(NamedTuple):
     wake_condition: int = 6 * WORDS  # a condition variable, at most 64 bytes, on which threads sleep
 
 
-JOB = Job()
+JOB = JobField()
 JOB_WORDS = 7 * WORDS
 
 # A step of the tape. kernel, arguments: addresses; parts: the number of parts; count: address of a count that limits

@@ -12,19 +12,19 @@ A kernel raises nothing and allocates nothing, because its machine code runs in 
 
 from numba import njit, types
 
-from localllm.kernels.build.pipeline import Pipeline
+from localllm.kernels.build.pipeline import KernelCompiler
 from localllm.kernels.simd import load_f32, load_i64
 
 SIGNATURE = types.void(types.int64, types.int64, types.int64, types.int64)
 
 # Decorates helper functions of kernels, which LLVM may inline. Division by zero gives infinity instead of an exception.
-device = njit(nogil=True, error_model="numpy", pipeline_class=Pipeline)
+device = njit(nogil=True, error_model="numpy", pipeline_class=KernelCompiler)
 # Decorates helpers that are always inlined, so that their arguments stay in registers.
-inlined = njit(nogil=True, error_model="numpy", pipeline_class=Pipeline, forceinline=True)
+inlined = njit(nogil=True, error_model="numpy", pipeline_class=KernelCompiler, forceinline=True)
 
 
 # Decorates kernels. compile.py compiles a kernel with SIGNATURE when it is requested.
-kernel = njit(nogil=True, error_model="numpy", pipeline_class=Pipeline)
+kernel = njit(nogil=True, error_model="numpy", pipeline_class=KernelCompiler)
 
 
 @device

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from localllm.files.cache.checksummed_cache import read_checksummed, write_checksummed
-from localllm.kernels.build.objects import add_sources, mark_used, prune, symbol
+from localllm.kernels.build.objects import add_sources, get_symbol, mark_used, prune
 from localllm.kernels.machine import read_version_file
 from localllm.system.files import get_cache_folder
 
@@ -30,7 +30,7 @@ COMPILERS = ("numba-cuda", "llvmlite", "cuda-core", "nvidia-nvjitlink-cu12", "nv
 ENTRY = re.compile(r"\.visible \.entry ([\w$]+)\(")
 
 
-def machine_code(
+def build_machine_code(
     names: Iterable[str], capability: Capability, progress: Progress | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> dict[str, tuple[bytes, str]]:  # fmt: skip
@@ -89,10 +89,10 @@ def get_version(package: str) -> str:
 
 def find_entry(name: str) -> str:
     """Return the name of a kernel's entry point in its machine code."""
-    return symbol(name).replace("-", "_")
+    return get_symbol(name).replace("-", "_")
 
 
-def ptx(name: str, capability: Capability) -> str:
+def compile_ptx(name: str, capability: Capability) -> str:
     from numba import cuda, int64, void
 
     from localllm.kernels.cuda import find_kernel, list_parameters
@@ -105,11 +105,13 @@ def ptx(name: str, capability: Capability) -> str:
     return code.replace(mangled, find_entry(name))
 
 
-def cubin(name: str, capability: Capability) -> bytes:
+def compile_cubin(name: str, capability: Capability) -> bytes:
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
     options = LinkerOptions(arch=f"sm_{capability[0]}{capability[1]}")
-    return bytes(Linker(ObjectCode.from_ptx(ptx(name, capability).encode()), options=options).link("cubin").code)
+    return bytes(
+        Linker(ObjectCode.from_ptx(compile_ptx(name, capability).encode()), options=options).link("cubin").code
+    )
 
 
 def find_assembler() -> Path:
@@ -129,7 +131,7 @@ def main() -> None:
 
     os.environ["NUMBA_ENABLE_CUDASIM"] = "0"  # the simulator compiles no machine code
     major, minor = map(int, sys.argv[1].split("."))
-    serve(lambda name: cubin(name, (major, minor)))
+    serve(lambda name: compile_cubin(name, (major, minor)))
 
 
 if __name__ == "__main__":

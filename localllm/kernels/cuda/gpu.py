@@ -255,7 +255,7 @@ else:
     store_i32, store_i64 = make_store(I32, types.int32), make_store(I64, types.int64)
     store_u16 = make_store(I16, types.int32, "trunc")
 
-    def vector_loader(kind, result, count):
+    def build_vector_loader(kind, result, count):
         """Build an intrinsic (address) that loads `count` values at once, as a tuple."""
 
         @intrinsic
@@ -270,8 +270,8 @@ else:
 
         return load
 
-    load_4i32, load_2i32 = vector_loader(I32, types.int32, 4), vector_loader(I32, types.int32, 2)
-    load_4f32 = vector_loader(F32, types.float32, 4)
+    load_4i32, load_2i32 = build_vector_loader(I32, types.int32, 4), build_vector_loader(I32, types.int32, 2)
+    load_4f32 = build_vector_loader(F32, types.float32, 4)
 
     @intrinsic
     def store_4f32(typing_context, address, a, b, c, d):
@@ -297,9 +297,9 @@ else:
 
         return result(*kinds), code
 
-    load_2f32 = vector_loader(F32, types.float32, 2)
+    load_2f32 = build_vector_loader(F32, types.float32, 2)
 
-    def streamer(count):
+    def build_streamer(count):
         """Make an intrinsic (address) that loads `count` int32 at once without using space in the L1 cache."""
         places = ", ".join(f"${i}" for i in range(count))
         text = f"ld.global.nc.L1::no_allocate.v{count}.b32 {{{places}}}, [${count}];"
@@ -317,7 +317,7 @@ else:
 
         return load
 
-    stream_4i32, stream_2i32 = streamer(4), streamer(2)
+    stream_4i32, stream_2i32 = build_streamer(4), build_streamer(2)
 
     @intrinsic
     def store_4i32(typing_context, address, a, b, c, d):

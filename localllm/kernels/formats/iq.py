@@ -11,7 +11,7 @@ takes 32 or 64 loads from the table, which take most of the time.
 IQ1 has a grid of -1, 0 and 1, shifted by 1/8 up or down; the shift replaces a minimum. The int8 kernels read the
 shifted grid values in units of 1/8, plus IQ1_OFFSET. IQ2 and IQ3 have a grid of magnitudes, and signs that are stored
 separately. A sign takes one bit per weight, or 7 bits for 8 weights, where the eighth sign makes the number of minus
-signs even (`eight_signs`). Codes for the int8 kernels are offset + magnitude; a minus sign turns that into offset -
+signs even (`complete_signs`). Codes for the int8 kernels are offset + magnitude; a minus sign turns that into offset -
 magnitude.
 """
 
@@ -125,8 +125,13 @@ def read_iq1_m_d(scales):
 
 
 S, M = LAYOUTS["IQ1_S"], LAYOUTS["IQ1_M"]
-S_CODES, S_SCALES, M_CODES, M_HIGH = S.part("codes"), S.part("scales"), M.part("codes"), M.part("high")
-M_SCALES = M.part("scales")
+S_CODES, S_SCALES, M_CODES, M_HIGH = (
+    S.find_field("codes"),
+    S.find_field("scales"),
+    M.find_field("codes"),
+    M.find_field("high"),
+)
+M_SCALES = M.find_field("scales")
 
 
 @device
@@ -367,9 +372,14 @@ def compute_word_scales(words, d):
 
 NIBBLES = 0x0F0F0F0F0F0F0F0F
 XXS2, XS2, S2, XXS3, S3 = (LAYOUTS[name] for name in ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"))
-CODES = XXS2.part("codes")  # the same for all
-XXS2_SCALES, XS2_SCALES, S2_SCALES, XXS3_SCALES, S3_SCALES = (f.part("scales") for f in (XXS2, XS2, S2, XXS3, S3))
-S2_SIGNS, S2_HIGH, S3_SIGNS, S3_HIGH = S2.part("signs"), S2.part("high"), S3.part("signs"), S3.part("high")
+CODES = XXS2.find_field("codes")  # the same for all
+XXS2_SCALES, XS2_SCALES, S2_SCALES, XXS3_SCALES, S3_SCALES = (f.find_field("scales") for f in (XXS2, XS2, S2, XXS3, S3))
+S2_SIGNS, S2_HIGH, S3_SIGNS, S3_HIGH = (
+    S2.find_field("signs"),
+    S2.find_field("high"),
+    S3.find_field("signs"),
+    S3.find_field("high"),
+)
 alternate = simd.make_shuffle(simd.u8x16, simd.u8x16, [8 * half + i for i in range(8) for half in (0, 1)])
 
 

@@ -26,7 +26,7 @@ Q2_CODES, Q4_CODES, Q5_CODES, Q6_CODES, IQ4_CODES = (layout.codes[0].at for layo
 Q3_BITS, Q5_BITS, Q6_BITS = (layout.codes[1].at for layout in (Q3, Q5, Q6))
 K_FACTORS = 4  # offset of the 12 bytes with the scales and minimums of Q4_K and Q5_K
 # Offsets of the first scale.
-Q3_SCALES, Q6_SCALES, IQ4_LOW, IQ4_HIGH = (fields.place(0)[0] for fields in (Q3.scales[0], Q6.scales[0], *IQ4.scales))
+Q3_SCALES, Q6_SCALES, IQ4_LOW, IQ4_HIGH = (fields.locate(0)[0] for fields in (Q3.scales[0], Q6.scales[0], *IQ4.scales))
 
 
 @device

@@ -20,7 +20,7 @@ from localllm.quant.formats import BY_NAME, LAYOUTS
 LANES = [(part, half, i) for part in (0, 1) for half in (0, 1) for i in range(4)]
 BLOCK, RUN = ir.VectorType(simd.I8, 16), ir.VectorType(simd.I64, 4)
 Q2, Q3 = LAYOUTS["Q2_K"], LAYOUTS["Q3_K"]
-Q3_LOW, Q3_HIGH = (fields.place(0)[0] for fields in Q3.scales)
+Q3_LOW, Q3_HIGH = (fields.locate(0)[0] for fields in Q3.scales)
 Q3_LAST = BY_NAME["Q3_K"].bytes - 16  # offset of the last 16 bytes, which include all scales
 
 
@@ -29,18 +29,18 @@ class SubBlockReader(NamedTuple):
 
     Attributes:
         runs: the run, within its part, of lanes 4 * n + 0 to 3, see the module's docstring.
-        of_scales: by lane, the factor of a token's scale.
-        of_sums: by lane, the factor of a token's sum. Both divide by the powers of two that codes are multiplied by.
+        scale_factors: by lane, the factor of a token's scale.
+        sum_factors: by lane, that of its sum. Both divide by the powers of two that codes are multiplied by.
     """
 
     runs: tuple[int, ...]
-    rotation: int  # lane i of vector v has weights 4 n to 4 n + 3 of its sub-block, n = (v + turn * i) % 4
+    rotation: int  # lane i of vector v has weights 4 n to 4 n + 3 of its sub-block, n = (v + rotation * i) % 4
     codes: Callable[[Any, Any], list[Any]]  # (builder, address) -> four u8x64
     factors: Callable[[Any, list[Any]], list[list[Any]]]  # (builder, addresses of rows) -> of each: f32x16
     scale_factors: list[float]
     sum_factors: list[float]
 
-    def numbers(self) -> list[int]:
+    def list_sub_blocks(self) -> list[int]:
         """Return the index of each lane's sub-block, 0 to 15, in the order of the weights."""
         return [8 * part + 2 * self.runs[i] + half for part, half, i in LANES]
 
@@ -82,7 +82,7 @@ def emit_q2_k_codes(builder, address):
 
 
 def emit_q2_k_factors(builder, addresses):
-    order, factors = [place for number in Q2_K.numbers() for place in (number, None, None, None)], []
+    order, factors = [place for number in Q2_K.list_sub_blocks() for place in (number, None, None, None)], []
     for address, halves in zip(addresses, load_halves(builder, addresses, Q2.d, 2), strict=True):
         codes = builder.bitcast(spread_bytes(builder, address, order), simd.i32x16.llvm)
         both = builder.and_(codes, simd.constant_like(codes, 15)), builder.lshr(codes, simd.constant_like(codes, 4))
@@ -116,7 +116,7 @@ def emit_q3_k_factors(builder, addresses):
     multiplies the scale by Q3_TIMES.
     """
     order, masks, weights = [], [], []
-    for (part, _, i), number in zip(LANES, Q3_K.numbers(), strict=True):
+    for (part, _, i), number in zip(LANES, Q3_K.list_sub_blocks(), strict=True):
         up = 4 * part + 2 * (Q3_K.runs[i] // 2)  # bit at which the high bits begin in their byte
         order += [Q3_LOW - Q3_LAST + number % 8, Q3_HIGH - Q3_LAST + number % 4, None, None]
         masks += [240 if part else 15, 3 << up, 0, 0]

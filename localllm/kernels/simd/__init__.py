@@ -4,7 +4,7 @@ A kernel written with these reads like scalar Python and compiles to vector inst
 addresses of any alignment, so kernels need no array types; they check nothing, callers do. Vectors are up to 512 bits
 wide, like the registers of AVX-512; for a smaller CPU LLVM splits them, in four for NEON.
 
-Names: `u8x64` is a vector of 64 unsigned bytes, `f32x16` one of 16 floats; `splat` copies a scalar to every lane; an
+Names: `u8x64` is a vector of 64 unsigned bytes, `f32x16` one of 16 floats; `splat_...` copies a scalar to all lanes; an
 "intrinsic" is a function that a kernel can call, built from an emitter, a function (builder, *values) that emits LLVM
 instructions.
 

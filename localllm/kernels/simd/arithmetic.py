@@ -8,7 +8,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import overload
 
-from localllm.kernels.build.pipeline import Pipeline
+from localllm.kernels.build.pipeline import KernelCompiler
 from localllm.kernels.machine import get_lane
 from localllm.kernels.simd.vectors import (
     F32,
@@ -349,7 +349,7 @@ def reciprocal_f32x16(builder, value):
     return builder.fdiv(ir.Constant(f32x16.llvm, [1.0] * 16), value)
 
 
-_device = njit(nogil=True, pipeline_class=Pipeline)
+_device = njit(nogil=True, pipeline_class=KernelCompiler)
 
 
 @_device

@@ -20,7 +20,7 @@ from localllm.quantizing.layerwise_runner import BatchedActivations, MatrixInput
 from localllm.quantizing.mixed_precision.sensitivity import Sensitivity, get_group, list_candidates
 from localllm.quantizing.original_weights import OriginalWeights
 from localllm.quantizing.plan import TensorJob
-from localllm.services.evaluation.scores import kl_divergence as of_token
+from localllm.services.evaluation.scores import compute_kl_divergence as of_token
 from localllm.services.evaluation.scores import log_sum_exp
 
 SAMPLE_ROWS = 96  # rows of a matrix whose errors are measured
@@ -78,11 +78,11 @@ class ActivationCollector(OriginalWeights):
     def build_feedback(self, inputs: MatrixInputs, n: int, name: str) -> GptqEncoder:
         """Build the error feedback of matrix n from its inputs in every second chunk."""
         if inputs.shared is None or inputs.shared is not self._shared:
-            self._feedback = GptqEncoder(self._moments(list(inputs.of(n))[::2], name), DAMPING, self._threads)
+            self._feedback = GptqEncoder(self._compute_moments(list(inputs.of(n))[::2], name), DAMPING, self._threads)
             self._shared = inputs.shared
         return self._feedback
 
-    def _moments(self, pieces: list[np.ndarray], name: str) -> np.ndarray:
+    def _compute_moments(self, pieces: list[np.ndarray], name: str) -> np.ndarray:
         moments = compute_moments(pieces, pieces[0].shape[1], self._threads)
         if name == EMBEDDING:
             add_weight_errors(moments)
@@ -119,7 +119,7 @@ class SensitivityCollector(ActivationCollector):
         tensor, (rows, columns) = job.tensor, (1, *job.tensor.shape)[-2:]
         count, names = count_rows(tensor.shape) // rows, list_candidates(columns)
         some = np.unique(np.linspace(0, count - 1, min(count, SAMPLE_EXPERTS)).astype(int))
-        sums, blocks = np.sum([self.costs(tensor, n, inputs) for n in some], axis=0), list_scale_sizes(names)
+        sums, blocks = np.sum([self.measure_costs(tensor, n, inputs) for n in some], axis=0), list_scale_sizes(names)
         _, *costs = (sums / (sums[0] or 1.0)).tolist()
         self.needs[tensor.name] = Sensitivity(
             tensor.name,
@@ -131,7 +131,7 @@ class SensitivityCollector(ActivationCollector):
             job, inputs, next(name for name in COARSE_FORMATS if name in names)
         )
 
-    def costs(self, tensor: SourceTensor, n: int, inputs: MatrixInputs) -> list[float]:
+    def measure_costs(self, tensor: SourceTensor, n: int, inputs: MatrixInputs) -> list[float]:
         """Compute the output error of matrix n with zeros (its norm), in each format, and with rounded inputs."""
         feedback, (moments, met) = (
             self.build_feedback(inputs, n, tensor.name),
@@ -146,11 +146,11 @@ class SensitivityCollector(ActivationCollector):
         return [compute_cost(weights, moments), *self.map_threads(of, names), *rounding]
 
     def _measure_held_out(self, inputs: MatrixInputs, n: int, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return second moments of matrix n's inputs in the other chunks than `feedback_for`, and a sample."""
+        """Return second moments of matrix n's inputs in the chunks that `build_feedback` skips, and a sample."""
         if inputs.shared is None or inputs.shared is not self._shared_others:
             pieces = list(inputs.of(n))[1::2]
             met = np.concatenate(list(limit_outliers(pieces)))
-            self._last_others = self._moments(pieces, name), met[:: max(1, len(met) // SAMPLE_INPUTS)]
+            self._last_others = self._compute_moments(pieces, name), met[:: max(1, len(met) // SAMPLE_INPUTS)]
             self._shared_others = inputs.shared
         return self._last_others
 
@@ -163,9 +163,9 @@ class CoarseWeights(OriginalWeights):
         super().__init__(jobs, widener)
         self._coarse = coarse
 
-    def rows(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
+    def read_rows(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
         if weight.name not in self._coarse:
-            return super().rows(weight, ids)
+            return super().read_rows(weight, ids)
         format, blocks = self._coarse[weight.name]
         return self._widener.dequantize(BY_NAME[format], blocks[ids + weight.first_row], weight.shape[-1]).copy()
 
@@ -205,10 +205,10 @@ def measure_sensitivities(
     for need in surveyed.needs.values():
         groups.setdefault(get_group(need.name), []).append(need)
     filled, pasts = calibration.plan_reuse(probes, [[need.name for need in group] for group in groups.values()])
-    base = calibration.logits(OriginalWeights(jobs, widener), probes, threads, filled)
+    base = calibration.compute_logits(OriginalWeights(jobs, widener), probes, threads, filled)
     for number, ((name, group), past) in enumerate(zip(groups.items(), pasts, strict=True)):
         coarse = {need.name: surveyed.coarse[need.name] for need in group}
-        logits = calibration.logits(CoarseWeights(jobs, widener, coarse), probes, threads, past)
+        logits = calibration.compute_logits(CoarseWeights(jobs, widener, coarse), probes, threads, past)
         error = sum(need.errors[coarse[need.name].format] for need in group)
         harm = compute_divergence(base, logits, threads) / max(error, 1e-30)
         for need in group:

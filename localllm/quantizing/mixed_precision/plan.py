@@ -236,7 +236,7 @@ class PlanEvaluator:
         self._calibration, self._widener, self._threads = calibration, widener, threads
         self._encoded = MatrixEncoder(calibration.jobs, widener, threads, on_matrix)
         self._texts = select_held_out(calibration)
-        self._base = calibration.logits(OriginalWeights(calibration.jobs, widener), self._texts, threads)
+        self._base = calibration.compute_logits(OriginalWeights(calibration.jobs, widener), self._texts, threads)
 
     def measure_divergence(self, formats: Mapping[str, str]) -> float:
         """Measure the divergence with all matrices in these formats."""
@@ -256,7 +256,7 @@ class PlanEvaluator:
     def _measure(self, blocks: Mapping[str, EncodedMatrix]) -> float:
         matrices = CoarseWeights(self._calibration.jobs, self._widener, blocks)
         return compute_divergence(
-            self._base, self._calibration.logits(matrices, self._texts, self._threads), self._threads
+            self._base, self._calibration.compute_logits(matrices, self._texts, self._threads), self._threads
         )
 
 

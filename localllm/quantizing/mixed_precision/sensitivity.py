@@ -39,7 +39,7 @@ class Sensitivity:
     rounding: dict[int, float] = field(default_factory=dict)
     harm: float = 0.0
 
-    def bytes(self, format: str) -> int:
+    def count_bytes(self, format: str) -> int:
         return self.weights // BY_NAME[format].block * BY_NAME[format].bytes
 
     def predict_divergence(self, format: str) -> float:
@@ -74,7 +74,7 @@ def choose_within_budget(needs: Sequence[Sensitivity], budget: int) -> dict[str,
 
     Raises UsageError if even the smallest ones take more.
     """
-    least = sum(min(map(need.bytes, need.errors)) for need in needs)
+    least = sum(min(map(need.count_bytes, need.errors)) for need in needs)
     if budget < least:
         raise UsageError(f"the smallest formats take {least} bytes for the matrices, more than the {budget} left")
     low, high = 0.0, 1.0
@@ -100,7 +100,7 @@ def choose_at_price(needs: Sequence[Sensitivity], price: float) -> dict[str, str
     )
 
     def compute_cost(need: Sensitivity, name: str) -> tuple[float, int]:
-        return need.predict_divergence(name) + price * scale * need.bytes(name), need.bytes(name)
+        return need.predict_divergence(name) + price * scale * need.count_bytes(name), need.count_bytes(name)
 
     return {need.name: min(need.errors, key=lambda name: compute_cost(need, name)) for need in needs}
 
@@ -113,7 +113,7 @@ def spend_rest(needs: Sequence[Sensitivity], formats: dict[str, str], budget: in
             (gain / added, need.name, name, added)
             for need in needs
             for name in need.errors
-            if 0 < (added := need.bytes(name) - need.bytes(formats[need.name])) <= room
+            if 0 < (added := need.count_bytes(name) - need.count_bytes(formats[need.name])) <= room
             and (gain := need.predict_divergence(formats[need.name]) - need.predict_divergence(name)) > 0
         ]
         if not steps:
@@ -123,7 +123,7 @@ def spend_rest(needs: Sequence[Sensitivity], formats: dict[str, str], budget: in
 
 
 def sum_bytes(needs: Sequence[Sensitivity], formats: Mapping[str, str]) -> int:
-    return sum(need.bytes(formats[need.name]) for need in needs)
+    return sum(need.count_bytes(formats[need.name]) for need in needs)
 
 
 def predict_divergence(needs: Sequence[Sensitivity], formats: Mapping[str, str]) -> float:

@@ -17,7 +17,7 @@ from localllm.files.choice_tasks import ChoiceTask
 from localllm.frozen import frozen
 from localllm.generation.choices import PARALLEL, BatchScorer, TokenTrie
 from localllm.generation.logprobs import TokenLogprob
-from localllm.services.evaluation.scores import wilson_interval
+from localllm.services.evaluation.scores import compute_wilson_interval
 from localllm.text.tokenizer import Tokenizer
 
 TRAILING = 3  # Winogrande: names are not scored if each answer has more tokens than this after the common prefix
@@ -136,8 +136,8 @@ def score_tasks(model: Model, tasks: Sequence[tuple[int, ChoiceTask]]) -> Iterat
     scores = BatchScorer[tuple[list[int], list[list[int]]]](
         model.engine, lambda prompt: (model.session.request(prompt[0]), TokenTrie(prompt[1])), precise=True
     )
-    with closing(model.batch(scores.requests(prompts), PARALLEL, precise=True)) as batch:
-        results = raise_first_error(scores.results(batch))
+    with closing(model.batch(scores.create_requests(prompts), PARALLEL, precise=True)) as batch:
+        results = raise_first_error(scores.collect_results(batch))
         for (number, task), plan in zip(tasks, plans, strict=True):
             means = compute_mean_logprobs(plan, [next(results) for _ in plan.prompts])
             if not np.isfinite(means).all():
@@ -181,19 +181,19 @@ class ChoiceScore:
     @property
     def interval(self) -> tuple[float, float]:
         """The accuracy's 95 % confidence interval (Wilson)."""
-        return wilson_interval(self.correct, self.tasks)
+        return compute_wilson_interval(self.correct, self.tasks)
 
     @property
     def chance(self) -> float:
         """The expected accuracy of random guesses."""
         return self.tasks / sum(len(result.scores) for result in self.results)
 
-    def error(self, share: float) -> float:
+    def estimate_error(self, share: float) -> float:
         return sqrt(share * (1 - share) / max(self.tasks - 1, 1))
 
     def to_dict(self) -> dict[str, object]:
         return {
             "benchmark": self.kind, "tasks": self.tasks, "correct": self.correct, "accuracy": self.accuracy,
-            "error": self.error(self.accuracy), "interval": self.interval, "chance": self.chance,
+            "error": self.estimate_error(self.accuracy), "interval": self.interval, "chance": self.chance,
             "results": [result._asdict() for result in self.results],
         }  # fmt: skip

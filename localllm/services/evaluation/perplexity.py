@@ -18,7 +18,7 @@ from localllm.errors import ModelError, UsageError
 from localllm.files.logits_file import LogitsFile, LogitsWriter, compute_row_width, dequantize_logits, quantize_logits
 from localllm.files.safe_file import resolve_target
 from localllm.kernels.build.objects import Progress
-from localllm.services.evaluation.scores import Comparison, Prediction, add_bos, kl_divergence, log_sum_exp
+from localllm.services.evaluation.scores import Comparison, Prediction, add_bos, compute_kl_divergence, log_sum_exp
 from localllm.services.inspection.inspect import describe_quantization
 from localllm.system.cpu import count_usable_cores
 
@@ -74,12 +74,12 @@ class PerplexityRunner:
         with LogitsWriter(save, chunks, vocab_size) if save else nullcontext() as writer:
             for chunk in chunks:
                 scores = []
-                for first, logits in self._logits(chunk):
+                for first, logits in self._compute_logits(chunk):
                     rows = np.zeros((len(logits), compute_row_width(vocab_size)), "<u2") if writer else None
                     scores.append(self._score_rows(logits, make_scorer(chunk[first + 1 :], rows)))
                     if writer and rows is not None:
                         writer.write(rows)
-                total = total.plus(nll=np.concatenate(scores)[:, 0])
+                total = total.add_chunk(nll=np.concatenate(scores)[:, 0])
                 yield total
 
     def compare(self, base: LogitsFile, limit: int | None = None) -> Iterator[Comparison]:
@@ -93,16 +93,16 @@ class PerplexityRunner:
         total = Comparison()
         for chunk, rows in zip(base.chunks[:limit], base.rows, strict=False):
             scores = []
-            for first, logits in self._logits(chunk):
+            for first, logits in self._compute_logits(chunk):
                 scores.append(
                     self._score_rows(logits, make_comparer(chunk[first + 1 :], rows[first - len(chunk) // 2 :]))
                 )
             nll, base_nll, kld, same_top = np.concatenate(scores).T
             change = np.exp(-nll) - np.exp(-base_nll)
-            total = total.plus(nll=nll, base_nll=base_nll, kld=kld, change=change, same_top=same_top)
+            total = total.add_chunk(nll=nll, base_nll=base_nll, kld=kld, change=change, same_top=same_top)
             yield total
 
-    def _logits(self, chunk: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    def _compute_logits(self, chunk: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         """Yield a chunk's second half in blocks: first position, and logits float32 [tokens, vocab]."""
         ids, first, last = add_bos(chunk, self.tokenizer), len(chunk) // 2, len(chunk) - 1
         self._sequence.truncate(0)
@@ -155,7 +155,7 @@ def make_comparer(targets: np.ndarray, rows: np.ndarray) -> Score:
         log_sum = log_sum_exp(logits, work[0])
         base = dequantize_logits(rows[row], work[1])
         base_nll, same_top = -float(base[targets[row]]), logits.argmax() == base.argmax()
-        kld = kl_divergence(base, logits, log_sum, work[0])
+        kld = compute_kl_divergence(base, logits, log_sum, work[0])
         return log_sum - float(logits[targets[row]]), base_nll, kld, float(same_top)
 
     return score

@@ -26,7 +26,7 @@ from localllm.arch import load_architecture
 from localllm.errors import UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.frozen import frozen
-from localllm.services.evaluation.scores import mcnemar_p_value, wilson_interval
+from localllm.services.evaluation.scores import compute_mcnemar_p_value, compute_wilson_interval
 from localllm.services.records.lines import Record
 from localllm.services.records.map import Result
 from localllm.services.tools import confined_python
@@ -42,7 +42,7 @@ _SHOWN = 300  # maximum characters quoted of a truncated answer
 AT_ONCE = 2  # answers graded concurrently: the grader `program` starts processes
 
 
-class Questions:
+class QuestionSet:
     """Records with their graders.
 
     Attributes:
@@ -70,7 +70,7 @@ class Questions:
             raise UsageError(f"the grader program cannot run on this computer: {reason}")
 
     def grade(self, results: Iterable[Result]) -> dict[str | int, str]:
-        """Return, by id, "" for a right answer, or the reason why it is wrong."""
+        """Grade the answers: return by id the reason why one is wrong, "" if it is right."""
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return dict(pool.map(self._grade, results))
 
@@ -108,7 +108,7 @@ class Evaluation:
     @property
     def interval(self) -> tuple[float, float]:
         """The accuracy's 95 % confidence interval (Wilson)."""
-        return wilson_interval(self.correct, self.total)
+        return compute_wilson_interval(self.correct, self.total)
 
     def to_dict(self) -> dict[str, object]:
         return {
@@ -130,7 +130,7 @@ def warn_missing_template(path: str, choice: str | None) -> str | None:
     with GGUFFile.open(path) as file:
         if load_architecture(file)[1].start_token is not None:
             return None
-        return ChatTemplate.of(Tokenizer.from_metadata(file.metadata), choice).warning
+        return ChatTemplate.from_tokenizer(Tokenizer.from_metadata(file.metadata), choice).warning
 
 
 @frozen
@@ -155,7 +155,9 @@ def compare_models(evaluations: Sequence[Evaluation]) -> list[Comparison]:
         only_first = sum(not first and bool(second) for first, second in both)
         only_second = sum(bool(first) and not second for first, second in both)
         compared.append(
-            Comparison(this.model, against.model, only_first, only_second, mcnemar_p_value(only_first, only_second))
+            Comparison(
+                this.model, against.model, only_first, only_second, compute_mcnemar_p_value(only_first, only_second)
+            )
         )
     return compared
 

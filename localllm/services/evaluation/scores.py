@@ -49,7 +49,7 @@ def log_sum_exp(logits: np.ndarray, scratch: np.ndarray) -> float:
     return float(highest) + log(scratch.sum())
 
 
-def kl_divergence(base: np.ndarray, logits: np.ndarray, log_sum: float, scratch: np.ndarray) -> float:
+def compute_kl_divergence(base: np.ndarray, logits: np.ndarray, log_sum: float, scratch: np.ndarray) -> float:
     """Return the Kullback-Leibler divergence of the logits' distribution from the base, in nats.
 
     base: log probabilities, float32 [vocab], overwritten.  log_sum: log_sum_exp of the logits.  scratch: overwritten.
@@ -78,9 +78,9 @@ class Prediction:
     @property
     def perplexity(self) -> tuple[float, float]:
         """The perplexity, exp(mean of nll), and its standard error."""
-        return exponentiate(*mean_with_error(self.nll))
+        return exponentiate(*compute_mean_with_error(self.nll))
 
-    def plus(self, **chunk: np.ndarray) -> Self:
+    def add_chunk(self, **chunk: np.ndarray) -> Self:
         """Return the scores extended by one more chunk; chunk: the arrays by name."""
         arrays = {name: np.concatenate([getattr(self, name), new]) for name, new in chunk.items()}
         return type(self)(self.chunks + 1, **arrays)
@@ -102,17 +102,17 @@ class Comparison(Prediction):
     @property
     def base_perplexity(self) -> tuple[float, float]:
         """The perplexity of the base, and its standard error."""
-        return exponentiate(*mean_with_error(self.base_nll))
+        return exponentiate(*compute_mean_with_error(self.base_nll))
 
     @property
     def ratio(self) -> tuple[float, float]:
         """The ratio of the two perplexities, and its standard error, which is small since they are correlated."""
-        return exponentiate(*mean_with_error(self.nll - self.base_nll))
+        return exponentiate(*compute_mean_with_error(self.nll - self.base_nll))
 
     @property
     def rms_change(self) -> tuple[float, float]:
         """The root mean square of the change, and its standard error."""
-        square, error = mean_with_error(self.change**2)
+        square, error = compute_mean_with_error(self.change**2)
         return sqrt(square), error / (2 * sqrt(square)) if square else 0.0
 
     def to_dict(self) -> dict[str, object]:
@@ -121,11 +121,11 @@ class Comparison(Prediction):
             "ratio": label_estimate(*self.ratio),
             "kld": compute_statistics(self.kld),
             "change": compute_statistics(self.change) | dict(zip(("rms", "rms_error"), self.rms_change, strict=True)),
-            "same_top": label_estimate(*mean_with_error(self.same_top)),
+            "same_top": label_estimate(*compute_mean_with_error(self.same_top)),
         }
 
 
-def mean_with_error(values: np.ndarray) -> tuple[float, float]:
+def compute_mean_with_error(values: np.ndarray) -> tuple[float, float]:
     return float(np.mean(values)), sqrt(float(np.var(values)) / max(len(values) - 1, 1))
 
 
@@ -143,7 +143,7 @@ def compute_statistics(values: np.ndarray) -> dict[str, object]:
     """Return mean, extremes and percentiles; "50" is the median."""
     percentiles = dict(zip(map(str, PERCENTILES), np.percentile(values, PERCENTILES).tolist(), strict=True))
     return (
-        label_estimate(*mean_with_error(values))
+        label_estimate(*compute_mean_with_error(values))
         | {"maximum": float(values.max()), "minimum": float(values.min())}
         | percentiles
     )
@@ -152,7 +152,7 @@ def compute_statistics(values: np.ndarray) -> dict[str, object]:
 # ---- proportions
 
 
-def wilson_interval(count: int, total: int) -> tuple[float, float]:
+def compute_wilson_interval(count: int, total: int) -> tuple[float, float]:
     """Return the 95 % score interval for `count` of `total` (Wilson 1927, doi:10.1080/01621459.1927.10502953)."""
     if not total:
         return 0.0, 1.0
@@ -161,7 +161,7 @@ def wilson_interval(count: int, total: int) -> tuple[float, float]:
     return max(0.0, (share + z / 2 - half) / (1 + z)), min(1.0, (share + z / 2 + half) / (1 + z))
 
 
-def mcnemar_p_value(only_first: int, only_second: int) -> float:
+def compute_mcnemar_p_value(only_first: int, only_second: int) -> float:
     """Return the exact two-sided p-value for the hypothesis that both models are equally good (McNemar 1947).
 
     only_first, only_second: count of questions that only this model answered right; under the hypothesis, each of them

@@ -365,11 +365,11 @@ def iter_repository(folder: Path, repository: str, names: list[str]) -> Iterator
         files = tuple(target for target in targets if target.is_file())
         size = sum(map(get_size, (*files, *partial_files)))
         is_complete = model.is_whole and len(files) == len(targets)
-        name = shortest_name(repository, model, [each.quantization for each in models])
+        name = find_shortest_name(repository, model, [each.quantization for each in models])
         yield ModelOnDisk(name, targets[0], (*files, *partial_files), size, model.quantization, is_complete)
 
 
-def shortest_name(repository: str, model: ModelFile, quantizations: list[str]) -> str:
+def find_shortest_name(repository: str, model: ModelFile, quantizations: list[str]) -> str:
     """Return the shortest name that identifies a model in the models folder."""
     if not repository:
         return model.name

@@ -44,7 +44,7 @@ class FoundModel:
 
 
 def find_models(name_of: NameOf) -> list[FoundModel]:
-    """List the models of all programs, sorted by program and name; name_of: see catalogue.shortest_name."""
+    """List the models of all programs, sorted by program and name; name_of: see catalogue.find_shortest_name."""
     hub = [model for folder in iter_repositories() for model in iter_models(*folder, name_of)]
     ollama = [FoundModel(model.shown_name, OLLAMA, model.path, get_size(model.path)) for model in iter_stored()]
     by_name = {

@@ -30,7 +30,7 @@ OnBreak = Callable[[str], None]  # called with the reason before another attempt
 T = TypeVar("T")
 
 
-class Response(Protocol):
+class HttpResponse(Protocol):
     """The part of an HTTP response used; huggingface_hub's client differs by version."""
 
     status_code: int
@@ -51,7 +51,7 @@ class RemoteFile:
 
     @property
     def is_safe(self) -> bool:
-        """Whether the fields are valid, and the untrusted name stays within the repository's folder."""
+        """Return whether the fields are valid, and the untrusted name stays within the repository's folder."""
         parts = self.name.split("/")
         return (
             self.name.isprintable()
@@ -184,7 +184,7 @@ class HubRepository:
         while position < end:
             position_before, problem = position, ConnectionBrokenError("the hub sent fewer bytes than it announced")
             try:
-                for piece in self._pieces(file, position, end):
+                for piece in self._stream_range(file, position, end):
                     take(piece)
                     position += len(piece)
             except ConnectionBrokenError as error:
@@ -202,7 +202,7 @@ class HubRepository:
         self.receive(file, start, end, pieces.append)
         return b"".join(pieces)
 
-    def _pieces(self, file: RemoteFile, start: int, end: int) -> Iterator[bytes]:
+    def _stream_range(self, file: RemoteFile, start: int, end: int) -> Iterator[bytes]:
         """Yield the bytes of one response. Raises BrokenError on a broken connection, ModelError, LocalllmError."""
         from contextlib import ExitStack
 
@@ -218,7 +218,7 @@ class HubRepository:
         headers = build_hf_headers() | {"Accept-Encoding": "identity", "Range": f"bytes={start}-{last}"}
         with ExitStack() as stack:
 
-            def request() -> Response:
+            def request() -> HttpResponse:
                 session, timeout = get_session(), constants.HF_HUB_DOWNLOAD_TIMEOUT
                 response = stack.enter_context(session.stream("GET", url, headers=headers, timeout=timeout))
                 hf_raise_for_status(response)
@@ -241,7 +241,7 @@ def describe_failure(error: Exception) -> str:
     return "no network connection, or unknown host name" if no_name else reason
 
 
-def parse_first_byte(response: Response, file: RemoteFile) -> int:
+def parse_first_byte(response: HttpResponse, file: RemoteFile) -> int:
     """Return the offset at which a response begins. Raises ModelError if the file's size differs."""
     match = RANGE.fullmatch(response.headers.get("Content-Range", "")) if response.status_code == 206 else None
     total = match[2] if match else response.headers.get("Content-Length", "*")

@@ -38,11 +38,11 @@ class NameSetting:
 def iter_settings(settings: Settings, model: str, stored: "StoredModel | None" = None) -> Iterator[NameSetting]:
     """Yield the settings of a name, the most specific last. Raises ModelError for a damaged layer of Ollama's store."""
     if stored:
-        for key, value in stored.options().items():
+        for key, value in stored.read_options().items():
             yield NameSetting(key, value, f"{stored.shown_name} in Ollama's store")
     for table in list_tables(settings, model):
         for key, value in settings.model[table].items():
-            source = f"{settings.path.name}, line {settings.line('model', table, key)}"
+            source = f"{settings.path.name}, line {settings.find_line('model', table, key)}"
             yield NameSetting(key, value, source, table)
 
 
@@ -97,4 +97,4 @@ def describe_unused_parts(model: str, path: str, template: str | None, is_chosen
 def read_messages(model: str) -> "list[Message]":
     """Return the messages that begin each conversation with a model of this name. Raises ModelError."""
     stored = find_stored_model(model)
-    return stored.messages() if stored else []
+    return stored.read_messages() if stored else []

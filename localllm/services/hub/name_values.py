@@ -77,7 +77,7 @@ def load_name_values(model: str) -> NameValues:
     sampling = SamplingOptions(**{name: values[name] for name in values.keys() & DEFAULTS.keys()})
     answer = {name: values[name] for name in UNSET_VALUES if name in values}
     options = GenerationOptions(sampling=sampling, template_variables=values.get("template_var", {}), **answer)
-    defaults = AnswerDefaults(values.get("system"), stored.messages() if stored else (), options)
+    defaults = AnswerDefaults(values.get("system"), stored.read_messages() if stored else (), options)
     opening = {name: values[name] for name in (*OPEN_ARGUMENTS, "cache") if name in values}
     if values.get("lora_init_without_apply"):
         opening["lora"] = dict.fromkeys(opening.get("lora", ()), 0.0)

@@ -66,7 +66,7 @@ class StoredModel:
                 " merge it into the model first, or run its base model"
             )
 
-    def text(self, kind: str) -> str | None:
+    def read_text(self, kind: str) -> str | None:
         """Return the text of a layer, or None without one. Raises ModelError if it is damaged or missing."""
         paths = self.layers.get(kind)
         if not paths:
@@ -78,20 +78,20 @@ class StoredModel:
         except (OSError, ValueError):
             raise self._make_damaged_error(kind) from None
 
-    def options(self) -> dict[str, object]:
+    def read_options(self) -> dict[str, object]:
         """Return option values by their long names. Raises ModelError, as `text` does."""
         options = {
             PARAMETERS[name]: value
             for name, value in self._read_parameters().items()
             if name in PARAMETERS and not (name in UNLIMITED and isinstance(value, int) and value < 1)
         }
-        if system := self.text("system"):
+        if system := self.read_text("system"):
             options["system"] = system
         if projectors := [path for path in self.layers.get("projector", ()) if path.is_file()]:
             options["mmproj"] = str(projectors[0])
         return options
 
-    def messages(self) -> list[Message]:
+    def read_messages(self) -> list[Message]:
         """Return the messages that begin each conversation. Raises ModelError, as `text` does."""
         messages = self._read_json("messages", list)
         for message in messages:
@@ -119,7 +119,7 @@ class StoredModel:
 
         Ollama's templates use Go's syntax, so only the markers around messages are compared, such as <|im_start|>.
         """
-        template = self.text("template")
+        template = self.read_text("template")
         if template is None:
             return False
         marks = set(MARKERS.findall(ACTION.sub(" ", template)))
@@ -130,7 +130,7 @@ class StoredModel:
         return parameters
 
     def _read_json(self, kind: str, type_expected: type) -> Any:
-        text = self.text(kind)
+        text = self.read_text(kind)
         if text is None:
             return type_expected()
         try:

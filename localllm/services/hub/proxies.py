@@ -32,7 +32,7 @@ class Proxy:
         return f"{self.scheme}://{host}:{self.port}"
 
     @classmethod
-    def of(cls, variable: str, text: str) -> "Proxy":
+    def parse(cls, variable: str, text: str) -> "Proxy":
         """Parse a proxy's URL. Raises LocalllmError if it is invalid."""
         try:
             parts = urlsplit(text if "://" in text else f"http://{text}")
@@ -52,7 +52,7 @@ def read_proxies() -> dict[str, Proxy]:
     """Return the proxies for "http", "https" and "all". Raises LocalllmError."""
     environment = getproxies_environment()
     return {
-        kind: Proxy.of(f"{kind.upper()}_PROXY", environment[kind])
+        kind: Proxy.parse(f"{kind.upper()}_PROXY", environment[kind])
         for kind in ("http", "https", "all")
         if environment.get(kind)
     }

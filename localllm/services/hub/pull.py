@@ -23,16 +23,16 @@ RESERVED_BYTES = 1 << 20  # bytes of the disk to leave free
 class PullProgress:
     """Receives the progress of a pull; this base class ignores it."""
 
-    def looking(self, subject: str) -> None:
+    def report_lookup(self, subject: str) -> None:
         """Report which metadata is being fetched."""
 
-    def checking(self, file: str, done: int, total: int) -> None:
+    def report_check(self, file: str, done: int, total: int) -> None:
         """Report how many bytes on disk have been verified."""
 
-    def receiving(self, file: str, done: int, total: int) -> None:
+    def report_download(self, file: str, done: int, total: int) -> None:
         """Report how many bytes of all files have arrived."""
 
-    def interrupted(self, reason: str) -> None:
+    def report_interruption(self, reason: str) -> None:
         """Report a broken connection, before the next attempt."""
 
 
@@ -58,8 +58,8 @@ def pull_model(reference: HubReference, watcher: PullProgress | None = None) -> 
     pulling it, or if the operating system does not allow the file name.
     """
     watcher = watcher or PullProgress()
-    watcher.looking("the list of files")
-    repository = HubRepository(reference.repository, watcher.interrupted)
+    watcher.report_lookup("the list of files")
+    repository = HubRepository(reference.repository, watcher.report_interruption)
     files = (files_named := list_model_files(repository, reference)) + list_projectors(repository, files_named)
     for name in (*reference.repository.split("/"), *(part for file in files for part in file.name.split("/"))):
         if problem := find_name_problem(name):
@@ -71,7 +71,7 @@ def pull_model(reference: HubReference, watcher: PullProgress | None = None) -> 
     ]
     if missing:
         require_space(folder, missing)
-        watcher.looking("the header")
+        watcher.report_lookup("the header")
         with open_remote_model(repository, files_named) as (model, _):
             require_usable(model)
     size, received = sum(file.size for file in files), 0
@@ -111,7 +111,7 @@ def is_downloaded(file: RemoteFile, target: Path, watcher: PullProgress) -> bool
     try:
         if target.stat().st_size != file.size:
             return False
-        return compute_sha256(target, lambda done: watcher.checking(file.name, done, file.size)) == file.sha256
+        return compute_sha256(target, lambda done: watcher.report_check(file.name, done, file.size)) == file.sha256
     except FileNotFoundError:
         return False
     except OSError as error:
@@ -159,7 +159,7 @@ def download_file(
     received = 0
 
     def reading(done: int) -> None:
-        watcher.checking(file.name, done, file.size)
+        watcher.report_check(file.name, done, file.size)
 
     with Download(target, file.size, file.sha256, reading) as partial:
 
@@ -167,7 +167,7 @@ def download_file(
             nonlocal received
             partial.write(piece)
             received += len(piece)
-            watcher.receiving(file.name, bytes_before + partial.position, total)
+            watcher.report_download(file.name, bytes_before + partial.position, total)
 
         resumed = partial.position
         repository.receive(file, resumed, file.size, take)

@@ -190,7 +190,7 @@ def describe_file(
     _, h = load_architecture(file)
     if not file.tensors:
         raise ModelError(f"{file.path}: the file contains a vocabulary only")
-    costs = MatrixCosts.of_file(file)
+    costs = MatrixCosts.from_file(file)
     if context is not None and not 1 <= context <= h.context:
         raise UsageError(f"context must be from 1 to {h.context}, the model's training context, not {context}")
     adapters = sum(adapter.nbytes for adapter in open_fitting(file, lora))
@@ -204,14 +204,14 @@ def describe_file(
     rows = [
         estimate_fit(row, kind, read, available, None if is_embedding_model(h) else bandwidth)
         for kind in kinds
-        for row in list_memory(h, nbytes, KVType.of(kind), h.context if is_embedding_model(h) else context)
+        for row in list_memory(h, nbytes, KVType.parse(kind), h.context if is_embedding_model(h) else context)
     ]
     return {
         "architecture": h.arch, "parameters": file.parameters, "weight_bytes": file.nbytes,
         "projector_bytes": projector, "adapter_bytes": adapters, "weight_bytes_per_token": costs.weight_bytes,
         "context": h.context, "working_bytes": WORKING_BYTES, "available_bytes": available,
         "bandwidth_gbs": bandwidth / 1e9,
-        "longest": {kind: find_longest_context(h, nbytes, KVType.of(kind), available) for kind in kinds}, "rows": rows,
+        "longest": {kind: find_longest_context(h, nbytes, KVType.parse(kind), available) for kind in kinds}, "rows": rows,
     }  # fmt: skip
 
 
@@ -249,7 +249,7 @@ def find_longest_context(h: Hyperparameters, weight_bytes: int, kv_type: KVType,
     lowest, highest = 0, h.context
     while lowest < highest:
         tokens = (lowest + highest + 1) // 2
-        fits = count_cache_bytes(h.states(), tokens, kv_type) <= room
+        fits = count_cache_bytes(h.list_states(), tokens, kv_type) <= room
         lowest, highest = (tokens, highest) if fits else (lowest, tokens - 1)
     return lowest
 
@@ -266,7 +266,7 @@ def iter_local_names() -> Iterator[str]:
     """Yield the names of local models, including the built-in one and those of other programs."""
     built_in = [model.name for model in catalogue.load_registry().values() if not model.repository]
     on_disk = [model.name for model in catalogue.list_models_on_disk() if model.is_whole and not model.kind]
-    yield from dict.fromkeys([*built_in, *on_disk, *(model.name for model in find_models(catalogue.shortest_name))])
+    yield from dict.fromkeys([*built_in, *on_disk, *(model.name for model in find_models(catalogue.find_shortest_name))])
 
 
 def describe_model_file(name: str, context: int, kv_type: str, bandwidth: float, on_read: OnRead) -> FitRow:

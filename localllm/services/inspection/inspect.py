@@ -24,7 +24,7 @@ from localllm.files.models_folder import find_projector
 from localllm.frozen import frozen
 from localllm.generation.sampling.sampler import read_recommended
 from localllm.services.inspection.adapters import describe_adapter
-from localllm.services.inspection.validate import Validity, check_validity, require_finite_weights
+from localllm.services.inspection.validate import ValidationResult, check_validity, require_finite_weights
 
 NAMES = {"mean": "mean of all tokens", "cls": "first token", "last": "last token"}
 MIN_CONTEXT = 2048  # tokens of the shortest context in the memory table
@@ -58,7 +58,7 @@ class MatrixCosts:
     per_logits: int  # multiply-adds of the output matrix, for a token whose logits are computed
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], experts_used: int = 0) -> "MatrixCosts":
+    def from_tensors(cls, tensors: Mapping[str, Tensor], experts_used: int = 0) -> "MatrixCosts":
         """Sum the costs of tensors; experts_used: experts per token. Raises ModelError.
 
         The embedding matrix is not counted, since only one row is read, unless it is also the output matrix.
@@ -79,11 +79,11 @@ class MatrixCosts:
         )
 
     @classmethod
-    def of_file(cls, file: GGUFFile) -> "MatrixCosts":
+    def from_file(cls, file: GGUFFile) -> "MatrixCosts":
         """Sum the costs of a model file. Raises ModelError."""
         arch = file.metadata.get("general.architecture")
         used_experts = file.metadata.get(f"{arch}.expert_used_count", 0)
-        return cls.of(file.tensors, used_experts if isinstance(used_experts, int) else 0)
+        return cls.from_tensors(file.tensors, used_experts if isinstance(used_experts, int) else 0)
 
 
 def inspect_model(path: str | os.PathLike[str], check: bool = False, with_metadata: bool = False) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def inspect_model(path: str | os.PathLike[str], check: bool = False, with_metada
             "supported": reason is None,
             "reason": reason,
             "valid": validity.is_valid,
-            "warnings": file.oddities.lines() if validity.is_valid else [],
+            "warnings": file.oddities.format_lines() if validity.is_valid else [],
             "parameters": file.parameters,
             "weight_bytes": file.nbytes,
             "bits_per_weight": 8 * file.nbytes / file.parameters if file.parameters else 0.0,
@@ -141,13 +141,13 @@ def to_json(value: object) -> object:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def check_thoroughly(file: GGUFFile, validity: Validity) -> Validity:
+def check_thoroughly(file: GGUFFile, validity: ValidationResult) -> ValidationResult:
     """Check every weight and the chat template of a valid file."""
     try:
         require_finite_weights(file)
         require_template(file)
     except ModelError as error:
-        return Validity(validity.hyperparameters, error)
+        return ValidationResult(validity.hyperparameters, error)
     return validity
 
 
@@ -158,7 +158,7 @@ def require_template(file: GGUFFile) -> None:
         ChatTemplate(source)
 
 
-def describe_problem(file: GGUFFile, validity: Validity) -> str | None:
+def describe_problem(file: GGUFFile, validity: ValidationResult) -> str | None:
     """Return why a file cannot run, or None if it can."""
     if validity.problem:
         return str(validity.problem).removeprefix(f"{file.path}: ")
@@ -179,7 +179,7 @@ def describe_reader(file: GGUFFile, h: Hyperparameters | None) -> str | None:
     """Describe the output of an embedding model or reranker, such as "scores"; None for other models."""
     if h is None:
         return None
-    kind = h.pooling if is_embedding_model(h) else read_pooling(HyperparameterReader.of(file))
+    kind = h.pooling if is_embedding_model(h) else read_pooling(HyperparameterReader.from_file(file))
     return None if kind in (None, NONE) else "scores" if kind == RANK else f"vectors by the {NAMES[kind]}"
 
 
@@ -202,7 +202,7 @@ def describe_projector_file(path: str) -> ProjectorFile | None:
 def describe_mtp(file: GGUFFile, h: Hyperparameters | None) -> dict[str, object]:
     """Describe the multi-token prediction layers: count, bytes, and whether the first is used."""
     weights = Weights(file.tensors)
-    blocks = [weights.block(layer).all() for layer in range(h.layers, h.layers + h.mtp_layers)] if h else []
+    blocks = [weights.get_layer(layer).list_all() for layer in range(h.layers, h.layers + h.mtp_layers)] if h else []
     mtp = [[weight.tensor for weight in block] for block in blocks if block]
     has_layer = bool(mtp) and h is not None and has_mtp_layer(weights, h)
     is_used = has_layer and isinstance(load_architecture(file)[0], DraftingFamily)
@@ -237,7 +237,7 @@ def list_memory(h: Hyperparameters, weight_bytes: int, kv_type: KVType, context:
     lengths = (
         [context] if context else [MIN_CONTEXT << n for n in range(24) if MIN_CONTEXT << n < h.context] + [h.context]
     )
-    caches = [(n, count_cache_bytes(h.states(), n, kv_type)) for n in lengths]
+    caches = [(n, count_cache_bytes(h.list_states(), n, kv_type)) for n in lengths]
     return [{"context": n, "cache_bytes": cache, "total_bytes": weight_bytes + cache} for n, cache in caches]
 
 

@@ -1,7 +1,7 @@
 """Check that a model file is consistent without running it.
 
 GGUFFile.open has already checked counts, lengths and offsets. This module checks the hyperparameters, the tensors that
-they require, and the vocabulary. `require_numbers` also reads every weight.
+they require, and the vocabulary. `require_finite_weights` also reads every weight.
 """
 
 from typing import TYPE_CHECKING
@@ -33,7 +33,7 @@ CHUNK = 1 << 20  # weights checked at a time
 
 
 @frozen
-class Validity:
+class ValidationResult:
     """The result of a check.
 
     Attributes:
@@ -50,7 +50,7 @@ class Validity:
         return self.problem is None or isinstance(self.problem, UnsupportedError)
 
 
-def check_validity(file: GGUFFile) -> Validity:
+def check_validity(file: GGUFFile) -> ValidationResult:
     """Check everything except the values of weights. A file without vocabulary or tensors is valid."""
     hyperparameters = None
     arch = file.metadata.get("general.architecture")
@@ -65,22 +65,22 @@ def check_validity(file: GGUFFile) -> Validity:
         if file.tensors:
             trace_model(file, module.forward, Weights(file.tensors), hyperparameters, hyperparameters.context)
     except ModelError as error:
-        return Validity(hyperparameters, error)
-    return Validity(hyperparameters, None)
+        return ValidationResult(hyperparameters, error)
+    return ValidationResult(hyperparameters, None)
 
 
-def check_adapter(file: GGUFFile) -> Validity:
+def check_adapter(file: GGUFFile) -> ValidationResult:
     """Check an adapter or a control vector without its model."""
     from localllm.services.inspection.adapters import describe_adapter  # seldom needed
 
     try:
         describe_adapter(file)
     except ModelError as error:
-        return Validity(None, error)
-    return Validity(None, None)
+        return ValidationResult(None, error)
+    return ValidationResult(None, None)
 
 
-def check_projector(file: GGUFFile) -> Validity:
+def check_projector(file: GGUFFile) -> ValidationResult:
     vision = None
     try:
         if is_clip(file):
@@ -88,18 +88,18 @@ def check_projector(file: GGUFFile) -> Validity:
         family, vision = load_projector(file)
         trace_programs(file, family, vision)
     except ModelError as error:
-        return Validity(None, error, vision)
-    return Validity(None, None, vision)
+        return ValidationResult(None, error, vision)
+    return ValidationResult(None, None, vision)
 
 
-def check_pair(file: GGUFFile) -> Validity:
+def check_pair(file: GGUFFile) -> ValidationResult:
     """Check a CLIP model of images and texts. Raises ModelError."""
     from localllm.text.clip_words import ClipTokenizer  # seldom needed
 
     ClipTokenizer(file.metadata, file.path)
     pair = read_clip(file)
     trace_pair(file, pair)
-    return Validity(None, None, pair.vision)
+    return ValidationResult(None, None, pair.vision)
 
 
 def require_valid(file: GGUFFile) -> None:
@@ -111,7 +111,7 @@ def require_valid(file: GGUFFile) -> None:
 
 def require_vocabulary(file: GGUFFile) -> None:
     """Raise ModelError for an invalid vocabulary; cache the result for valid metadata."""
-    mark, known_oddities = file.metadata.fingerprint(*file.metadata), len(file.oddities)
+    mark, known_oddities = file.metadata.compute_fingerprint(*file.metadata), len(file.oddities)
     if mark and is_recorded("vocabulary", mark):
         return
     from localllm.text.tokenizer import Tokenizer  # slow to import

@@ -45,7 +45,7 @@ class ContextBudget:
     count: Callable[[str], int]
 
     @classmethod
-    def of(
+    def compute(
         cls, model: "Model", question: str, system: str | None, options: "GenerationOptions", raw: bool
     ) -> "ContextBudget":
         """Compute the tokens that a question and its answer leave of the context. Raises ContextError if too few."""

@@ -97,7 +97,7 @@ class VerdictTokens(NamedTuple):
     rest: list[int]
 
     @classmethod
-    def of(cls, yes: list[int], no: list[int]) -> "VerdictTokens":
+    def from_verdicts(cls, yes: list[int], no: list[int]) -> "VerdictTokens":
         """Compare the token ids of the two verdicts."""
         common = next(
             at for at, (yes_token, no_token) in enumerate(zip(yes, no, strict=False)) if yes_token != no_token
@@ -106,7 +106,7 @@ class VerdictTokens(NamedTuple):
 
 
 def ignore_progress(done: int, count: int) -> None:
-    """Ignore the progress."""
+    """Do nothing: the default of `show`."""
 
 
 def split_lines(text: str) -> list[str]:
@@ -162,7 +162,7 @@ def score_lines(
     show: called with the count of lines read, and of all. Raises ContextError, MemoryLimitError.
     """
     encode, engine = model.tokenizer.encode, model.engine
-    verdicts = VerdictTokens.of(encode(YES, bos=False), encode(NO, bos=False))
+    verdicts = VerdictTokens.from_verdicts(encode(YES, bos=False), encode(NO, bos=False))
     ids = [[*encode(line, bos=False), *verdicts.common] for line in lines]
     messages = [{"role": "user", "content": ASK.format(question=question)}]
     prompt_ids = model.session.encode_chat(messages, gather_options(None, (), {"think": "off"}))
@@ -315,9 +315,9 @@ def mask_variables(line: str, named: set[str]) -> tuple[str, tuple[str, ...]]:
 
 
 def split_by_numbers(members: Sequence[tuple[int, tuple[str, ...]]]) -> Iterator[LineTemplate]:
-    """Split lines that differ only in numbers into templates, by the values that `values_to_keep` returns."""
+    """Split lines that differ only in numbers into templates, by the values that `select_exact_values` keeps."""
     fields = [*zip(*(values for _, values in members), strict=True)]
-    kept_values = [select_unmasked(field) for field in fields]
+    kept_values = [select_exact_values(field) for field in fields]
     groups = defaultdict[tuple[str | None, ...], list[tuple[int, tuple[str, ...]]]](list)
     for number, values in members:
         key = tuple(value if value in some else None for value, some in zip(values, kept_values, strict=True))
@@ -329,7 +329,7 @@ def split_by_numbers(members: Sequence[tuple[int, tuple[str, ...]]]) -> Iterator
         yield LineTemplate([number for number, _ in some], sorted(samples))
 
 
-def select_unmasked(field: Sequence[str]) -> set[str]:
+def select_exact_values(field: Sequence[str]) -> set[str]:
     """Return the values of a number that are not masked: all if at most FEW, else only the outliers.
 
     field: the number's value in each line.

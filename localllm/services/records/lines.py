@@ -77,7 +77,7 @@ def convert_document(data: bytes) -> bytes | None:
 
 
 def begins_document(line: bytes) -> bool:
-    """Return whether the first line may begin JSON over several lines; see lines_of_document."""
+    """Return whether the first line may begin JSON over several lines; see convert_document."""
     return line.strip() in (b"[", b"{", b"[{") or (line.startswith(b"[") and convert_document(line) is not None)
 
 

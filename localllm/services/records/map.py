@@ -302,7 +302,7 @@ def make_result_filter(records: list[Record] | None, name: str) -> Callable[[Res
     """
     inputs = {record.id: record.input for record in records or ()}
 
-    def is_kept(result: Result) -> bool:
+    def is_reusable(result: Result) -> bool:
         if records is None:
             return "error" not in result
         if result["id"] not in inputs:
@@ -315,7 +315,7 @@ def make_result_filter(records: list[Record] | None, name: str) -> Callable[[Res
             )
         return "error" not in result
 
-    return is_kept
+    return is_reusable
 
 
 def select_unfinished(records: list[Record], results: Iterable[Result]) -> list[Record]:

@@ -86,7 +86,7 @@ class RayMapping:
                 raise LocalllmError(f"cannot connect to a Ray cluster: {get_original_error(error)}") from None
 
     def __iter__(self) -> Iterator[tuple[Record, Result]]:
-        for number, text in self._rows():
+        for number, text in self._iterate_rows():
             result = json.loads(text)
             self.done += 1
             tokens = result.get("completion_tokens", 0)  # of one answer or several
@@ -95,7 +95,7 @@ class RayMapping:
             if self._stopped:
                 return
 
-    def _rows(self) -> Iterator[tuple[int, str]]:
+    def _iterate_rows(self) -> Iterator[tuple[int, str]]:
         """Yield record indices with their results in JSON. Raises LocalllmError.
 
         Ray Data spreads actors over the nodes, restarts lost ones and repeats their work.

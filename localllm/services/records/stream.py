@@ -87,7 +87,7 @@ class RecordStream:
             self._number += 1
             offset, self._offset = self._offset, self._offset + len(line)
             if line.strip():
-                record = self._record(line.removesuffix(b"\n").removesuffix(b"\r"), offset)
+                record = self._parse_record(line.removesuffix(b"\n").removesuffix(b"\r"), offset)
                 if self._is_done(record):
                     continue
                 self.pending.append(record)
@@ -111,7 +111,7 @@ class RecordStream:
             return line
         return None
 
-    def _record(self, line: bytes, offset: int) -> lines.Record:
+    def _parse_record(self, line: bytes, offset: int) -> lines.Record:
         number, text = self._number, self._decode(line, offset)
         line = (text.removeprefix("\ufeff") if number == 1 else text).encode()
         if self._is_jsonl is None:

@@ -12,7 +12,7 @@ UNLIMITED = 2**31 - 1
 
 
 @frozen
-class Dialect:
+class ServerDialect:
     """The features that a server program supports.
 
     Attributes:
@@ -28,11 +28,11 @@ class Dialect:
 
 
 DIALECTS = {
-    "localllm": Dialect("localllm", {name: name for name in OPTIONS}, "grammar", "regex"),
-    "llamacpp": Dialect("llama-server", map_names("llamacpp", OPTIONS), "grammar"),
-    "vllm": Dialect("vLLM", map_names("vllm", OPTIONS), "structured_outputs.grammar", "structured_outputs.regex"),
+    "localllm": ServerDialect("localllm", {name: name for name in OPTIONS}, "grammar", "regex"),
+    "llamacpp": ServerDialect("llama-server", map_names("llamacpp", OPTIONS), "grammar"),
+    "vllm": ServerDialect("vLLM", map_names("vllm", OPTIONS), "structured_outputs.grammar", "structured_outputs.regex"),
 }
-OTHER = Dialect("a server with OpenAI's API", map_names("openai", OPTIONS), variables=False)
+OTHER = ServerDialect("a server with OpenAI's API", map_names("openai", OPTIONS), variables=False)
 
 
 @frozen
@@ -53,7 +53,7 @@ class OutputFormat:
         return self.schema is None and self.grammar is None and self.regex is None
 
 
-def build_request(options: GenerationOptions, form: OutputFormat, dialect: Dialect) -> dict[str, object]:
+def build_request(options: GenerationOptions, form: OutputFormat, dialect: ServerDialect) -> dict[str, object]:
     """Build the fields of a request. Raises UsageError for options that the server does not support."""
     request: dict[str, object] = {"stop": [*options.stop]} if options.stop and form.is_free else {}
     if options.max_tokens is not None:
@@ -97,7 +97,7 @@ def to_json(value: object) -> object:
     return [*value] if isinstance(value, tuple) else value
 
 
-def build_format_fields(form: OutputFormat, dialect: Dialect) -> dict[str, object]:
+def build_format_fields(form: OutputFormat, dialect: ServerDialect) -> dict[str, object]:
     """Build the fields for a schema, a grammar or a regular expression."""
     if form.schema is not None:
         is_own = dialect.name == "localllm"
@@ -118,7 +118,7 @@ def build_format_fields(form: OutputFormat, dialect: Dialect) -> dict[str, objec
     return {}
 
 
-def build_reasoning_fields(options: GenerationOptions, dialect: Dialect) -> dict[str, object]:
+def build_reasoning_fields(options: GenerationOptions, dialect: ServerDialect) -> dict[str, object]:
     """Build the fields for reasoning and the chat template's variables."""
     request: dict[str, object] = {}
     variables = dict(options.template_variables)
@@ -138,5 +138,5 @@ def build_reasoning_fields(options: GenerationOptions, dialect: Dialect) -> dict
     return {**request, "chat_template_kwargs": variables} if variables else request
 
 
-def make_unsupported_error(name: str, dialect: Dialect) -> UsageError:
+def make_unsupported_error(name: str, dialect: ServerDialect) -> UsageError:
     return UsageError(f"{name} is not available with this endpoint: {dialect.name} does not support it")

@@ -37,7 +37,7 @@ class Endpoint:
     seconds: float = READ
 
     @classmethod
-    def of(cls, url: str, key: str | None = None) -> "Endpoint":
+    def parse(cls, url: str, key: str | None = None) -> "Endpoint":
         """Parse a URL. Raises UsageError if it is invalid."""
         try:
             parts = urlsplit(url)
@@ -60,7 +60,7 @@ class Endpoint:
         with closing(self._connect()) as connection:
             return self._read_json(self._send(connection, "POST", path, body))
 
-    def events(self, path: str, body: object) -> Iterator[dict[str, object]]:
+    def stream_events(self, path: str, body: object) -> Iterator[dict[str, object]]:
         """Send JSON and yield the server-sent events. Raises ContextError; EndpointError, also for a broken stream."""
         with closing(self._connect()) as connection:
             response = self._send(connection, "POST", path, body)

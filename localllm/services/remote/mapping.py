@@ -34,7 +34,7 @@ class RemoteMapping:
         json_as_text: bool = False,
     ):
         """Prepare the requests. Raises UsageError for options that the server does not support."""
-        model.fields(options)
+        model.build_fields(options)
         self._model, self._prompts, self._options, self._n = model, prompts, options, n
         self._records, self._stopped, self._json_as_text = iter(records), False, json_as_text
         self.written = self.done = 0

@@ -98,7 +98,7 @@ class RemoteAnswer:
     completion_tokens: int = 0
 
     @classmethod
-    def of(cls, choice: object, usage: object, is_compact: bool = False) -> "RemoteAnswer":
+    def parse(cls, choice: object, usage: object, is_compact: bool = False) -> "RemoteAnswer":
         """Parse one choice of a response; is_compact: see StreamedResponse."""
         choice = as_object(choice)
         message = as_object(choice.get("message"))
@@ -149,7 +149,7 @@ class RemoteModel:
         self._context = self._context or fetch_context_length(self._about, self.endpoint, self.name)
         return self._context
 
-    def fields(self, options: GenerationOptions) -> dict[str, object]:
+    def build_fields(self, options: GenerationOptions) -> dict[str, object]:
         """Return the fields of a request. Raises UsageError for options that servers do not support."""
         if options.on_overflow == "shift":
             raise UsageError("on_overflow=shift is not available with an endpoint: the server manages its own context")
@@ -196,9 +196,9 @@ class RemoteSession(Conversation["RemoteGeneration"]):
 
     def complete(self, prompt: str, options: GenerationOptions | None = None) -> "RemoteGeneration":
         """Continue a prompt without a chat template."""
-        return RemoteGeneration(self._model, TEXT, {"prompt": prompt, **self._length(options)}, options)
+        return RemoteGeneration(self._model, TEXT, {"prompt": prompt, **self._get_length(options)}, options)
 
-    def _length(self, options: GenerationOptions | None) -> dict[str, object]:
+    def _get_length(self, options: GenerationOptions | None) -> dict[str, object]:
         """Return the server's max_tokens for no limit, since servers end plain text after 16 tokens without it.
 
         Returns {} if the options have a limit. Raises UsageError for a server without a value for no limit.
@@ -220,10 +220,10 @@ class RemoteSession(Conversation["RemoteGeneration"]):
             raise UsageError("beams is not available with an endpoint: its API does not support beam search")
         if not 1 <= n <= MAX_ANSWERS:
             raise UsageError(f"n must be from 1 to {MAX_ANSWERS} for an endpoint, not {n}")
-        path, fields = (TEXT, {"prompt": prompt, **self._length(options)}) if isinstance(prompt, str) else (
+        path, fields = (TEXT, {"prompt": prompt, **self._get_length(options)}) if isinstance(prompt, str) else (
             CHAT, {"messages": to_data_urls(prompt)}
         )  # fmt: skip
-        fields = {**self._model.fields(options or GenerationOptions()), **fields, "n": n}
+        fields = {**self._model.build_fields(options or GenerationOptions()), **fields, "n": n}
         if n > 1 and path == CHAT:
             fields["logprobs"] = True
         reply = self._model.endpoint.post(path, fields)
@@ -231,7 +231,7 @@ class RemoteSession(Conversation["RemoteGeneration"]):
         if not isinstance(choices, list) or not choices:
             raise EndpointError(f"{self._model.endpoint.url} sent a response without an answer")
         is_compact = options is not None and options.is_compact
-        answers = [RemoteAnswer.of(choice, reply.get("usage"), is_compact) for choice in choices]
+        answers = [RemoteAnswer.parse(choice, reply.get("usage"), is_compact) for choice in choices]
         is_ranked = all(answer.has_logprobs for answer in answers)
         return sorted(answers, key=lambda answer: -answer.logprob) if is_ranked else answers
 
@@ -265,23 +265,23 @@ class RemoteGeneration:
     def __init__(self, model: RemoteModel, path: str, prompt: dict[str, object], options: GenerationOptions | None):
         options = options or GenerationOptions()
         stream = {"stream": True, "stream_options": {"include_usage": True}}
-        self._fields, self._model, self._path = {**model.fields(options), **prompt, **stream}, model, path
+        self._fields, self._model, self._path = {**model.build_fields(options), **prompt, **stream}, model, path
         self._response = StreamedResponse(options.is_compact)
         self._events: Iterator[dict[str, object]] | None = None
         self.seed, self.finish_reason = options.sampling.seed, "interrupted"
         self.ttft_s = self.decode_s = self.prefill_s = 0.0
         self._started = perf_counter()
-        self.parts = self._parts()
+        self.parts = self._stream_parts()
 
     def begin(self) -> None:
         """Send the request and wait for the first event. Raises EndpointError, ContextError."""
         if self._events is None:
             self._started = perf_counter()
-            events = self._model.endpoint.events(self._path, self._fields)
+            events = self._model.endpoint.stream_events(self._path, self._fields)
             first = next(events, None)
             self._events = iter([]) if first is None else chain_and_close(first, events)
 
-    def _parts(self) -> Iterator[TextPart]:
+    def _stream_parts(self) -> Iterator[TextPart]:
         self.begin()
         assert self._events is not None
         try:

@@ -30,7 +30,7 @@ class CodeBlockReader:
         self._line = rest
         return content + self._read_partial_line(rest)
 
-    def end(self) -> str:
+    def finish(self) -> str:
         """Return the rest of a block whose closing fence is missing."""
         if not self.is_open or self.is_done or self._is_closing_fence(self._line):
             return ""
@@ -76,7 +76,7 @@ def extract_code_blocks(text: str) -> list[str]:
         if reader.is_done:
             blocks.append(code.removesuffix("\n"))
             reader, code = CodeBlockReader(), ""
-    code += reader.end()
+    code += reader.finish()
     return [*blocks, code.removesuffix("\n")] if reader.is_open and not reader.is_done else blocks
 
 

@@ -57,9 +57,9 @@ class AnyEmbedder(Protocol):
         /,
     ) -> np.ndarray: ...
 
-    def pieces(self, text: str | ShownImage, options: EmbedOptions, name: str, /) -> list[list[int]]: ...
+    def tokenize(self, text: str | ShownImage, options: EmbedOptions, name: str, /) -> list[list[int]]: ...
 
-    def usual_role(self, role: str, /) -> str | None: ...
+    def get_usual_role(self, role: str, /) -> str | None: ...
 
     def close(self) -> None: ...
 
@@ -209,7 +209,7 @@ class VectorCache:
         self._rows = {row.tobytes(): number for number, row in enumerate(rows[:, :KEY_BYTES])}
         self._vectors = rows[:, KEY_BYTES:].copy().view(np.float32)
 
-    def vectors(self, texts: Sequence[str], make: Callable[[list[str]], np.ndarray]) -> np.ndarray:
+    def embed(self, texts: Sequence[str], make: Callable[[list[str]], np.ndarray]) -> np.ndarray:
         """Return the documents' vectors, float32 [documents, width]; make: embeds those that are not cached."""
         keys = [*map(hash_text, texts)]
         rows = np.empty((len(texts), self._width), np.float32)

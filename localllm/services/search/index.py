@@ -119,7 +119,7 @@ class PassageIndex:
         new = self._sql.execute("SELECT id FROM passages WHERE vector IS NULL ORDER BY length(text)").fetchall()
         for start in range(0, len(new), BATCH):
             some = [id for (id,) in new[start : start + BATCH]]
-            vectors = make([self.passage(id).embedded for id in some])
+            vectors = make([self.read_passage(id).embedded for id in some])
             with self._sql:
                 self._sql.executemany(
                     "UPDATE passages SET vector = ? WHERE id = ?",
@@ -132,7 +132,7 @@ class PassageIndex:
     def count(self) -> int:
         return int(self._sql.execute("SELECT count(*) FROM passages").fetchone()[0])
 
-    def passage(self, id: int) -> Passage:
+    def read_passage(self, id: int) -> Passage:
         row = self._sql.execute("SELECT path, first, last, text, heading FROM passages WHERE id = ?", (id,)).fetchone()
         return Passage(*row)
 

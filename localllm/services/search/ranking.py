@@ -80,7 +80,7 @@ class PassageSearch:
         self._names, self._wanted, self._has_files = names, filter_, lines is None
         self._embedder: AnyEmbedder | None = None
         if self._has_files:
-            self._files()  # report missing ones before opening a model
+            self._list_files()  # report missing ones before opening a model
         with ExitStack() as opening:
             size, place = SIZE, ""
             if models.embedder is not None:
@@ -97,15 +97,15 @@ class PassageSearch:
             self.update()
             self._stack = opening.pop_all()
 
-    def _files(self) -> list[str]:
+    def _list_files(self) -> list[str]:
         return [*iter_text_files(self._names, self._wanted)]
 
     def update(self) -> None:
         """Index changed files and compute missing vectors. Raises UsageError."""
         if self._has_files:
-            self.index.update(self._files(), lambda done, count: self._show(f"{done} of {count} files read"))
+            self.index.update(self._list_files(), lambda done, count: self._show(f"{done} of {count} files read"))
         if self._embedder is not None:
-            embed, options = self._embedder.embed, self._options("document")
+            embed, options = self._embedder.embed, self._build_options("document")
             self.index.embed(
                 lambda texts: embed(texts, options),
                 lambda done, count: self._show(f"{done} of {count} passages embedded"),
@@ -120,11 +120,11 @@ class PassageSearch:
         self._embedder = stack.enter_context(open_embedder(job))
         return compute_passage_size(self._embedder.context), compute_fingerprint(job)
 
-    def _options(self, role: str) -> "EmbedOptions":
+    def _build_options(self, role: str) -> "EmbedOptions":
         """Return options to embed a "query" or "document", with the model's own prompt if it has one."""
         from localllm.generation.embedding.embedder import EmbedOptions
 
-        usual = None if self._embedder is None else self._embedder.usual_role(role)
+        usual = None if self._embedder is None else self._embedder.get_usual_role(role)
         return EmbedOptions(role=usual, overflow="cut")
 
     @property
@@ -148,7 +148,7 @@ class PassageSearch:
         for rank, id in enumerate(self.index.search_words(extract_words(question), DEPTH), 1):
             scores[id] += (1.0 if self._embedder is None else WORDS) / (RANK + rank)
         if self._embedder is not None:
-            nearest = self.index.search_vectors(self._embedder.embed([question], self._options("query"))[0])
+            nearest = self.index.search_vectors(self._embedder.embed([question], self._build_options("query"))[0])
             cosines = dict(nearest)
             for rank, (id, _) in enumerate(nearest[:DEPTH], 1):
                 scores[id] += 1 / (RANK + rank)
@@ -158,7 +158,7 @@ class PassageSearch:
         if self._models.reranker is not None:
             scores |= self._rerank(question, ids[:RERANKED])
             ids = sorted(ids[:RERANKED], key=lambda id: -scores[id])
-        passages = drop_repetitions([(id, self.index.passage(id)) for id in ids], top)
+        passages = drop_repetitions([(id, self.index.read_passage(id)) for id in ids], top)
         return [SearchHit(passage, scores[id], cosines.get(id)) for id, passage in passages]
 
     def _rerank(self, question: str, ids: Sequence[int]) -> dict[int, float]:
@@ -167,7 +167,7 @@ class PassageSearch:
 
         assert self._models.reranker is not None
         with open_reranker(self._models.reranker, self._models.engine) as model:
-            values = model.rerank(question, [self.index.passage(id).embedded for id in ids], True)
+            values = model.rerank(question, [self.index.read_passage(id).embedded for id in ids], True)
         return {id: float(score) for id, score in zip(ids, values, strict=True)}
 
 

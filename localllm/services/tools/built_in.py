@@ -159,7 +159,7 @@ def find_passages(folders: AllowedFolders, paths: Sequence[str], text: str) -> s
         for path in paths:
             with suppress(OSError, ToolError):
                 index.add(split_passages(folders.format_path(path), read_text(folders, path)))
-        best = [index.passage(id) for id in index.search_words(words, PASSAGES)]
+        best = [index.read_passage(id) for id in index.search_words(words, PASSAGES)]
     blocks = "\n\n".join(f"{each.place}:\n{each.text}" for each in best)
     return f"[no line has that text; these passages have its words]\n{blocks}" if blocks else ""
 
@@ -244,7 +244,7 @@ def run_command(arguments: dict[str, object], folders: Sequence[str], seconds: f
     if "\0" in command:
         raise ToolError("a command cannot contain NUL")
     words = make_shell_arguments(command)
-    if confined.landlock_version() and not isinstance(words, str):
+    if confined.get_landlock_version() and not isinstance(words, str):
         words = [sys.executable, "-I", "-S", str(confined.__file__), *folders, "--", *words]
     environment = {
         name: value for name, value in os.environ.items() if name.upper() in PASSED_VARIABLES or name[:3] == "LC_"
@@ -258,11 +258,11 @@ def run_command(arguments: dict[str, object], folders: Sequence[str], seconds: f
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
-        raise ToolError(f"timed out after {seconds:.0f} seconds; output so far:\n{output.text()}") from None
+        raise ToolError(f"timed out after {seconds:.0f} seconds; output so far:\n{output.get_text()}") from None
     finally:
         kill_with_children(process)
         output.thread.join(1)
-        text = output.text()
+        text = output.get_text()
     return f"{text}{chr(10) * bool(text and not text.endswith(chr(10)))}[exit code {process.returncode}]"
 
 

@@ -27,7 +27,7 @@ class PathBeneath(ctypes.Structure):
     _fields_ = (("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32))
 
 
-def landlock_version() -> int:
+def get_landlock_version() -> int:
     if sys.platform != "linux":
         return 0
     result: int = max(0, ctypes.CDLL(None).syscall(CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(1)))
@@ -35,7 +35,7 @@ def landlock_version() -> int:
 
 
 def confine_process(folders: list[str]) -> None:
-    library, landlock = ctypes.CDLL(None, use_errno=True), landlock_version()
+    library, landlock = ctypes.CDLL(None, use_errno=True), get_landlock_version()
     all_rights = (1 << RIGHTS.get(landlock, 15 if landlock < 5 else 16)) - 1
     rules = Ruleset(all_rights)
     ruleset = check_result(library.syscall(CREATE, ctypes.byref(rules), ctypes.c_size_t(ctypes.sizeof(rules)), 0))

@@ -69,7 +69,7 @@ def test_plain_metadata_give_the_hyperparameters():
     assert (h.arch, h.context, h.layers, h.width, h.vocab_size, h.epsilon) == ("llama", 4096, 3, 96, 100, 1e-5)
     assert (h.attention.heads, h.attention.kv_heads, h.attention.head_dim) == ((6, 6, 6), (2, 2, 2), 16)
     assert h.attention.rope == Rope(16, 16, True, 10000.0, 1.0, False, 4096, 1.0)
-    assert h.states() == [PagedState(layer, 2, 16, 16) for layer in range(3)]
+    assert h.list_states() == [PagedState(layer, 2, 16, 16) for layer in range(3)]
 
 
 def test_missing_keys_have_defaults():
@@ -82,7 +82,7 @@ def test_missing_keys_have_defaults():
 def test_layers_may_have_different_head_counts():
     h = read(heads=np.array([6, 3, 6], np.int32), kv_heads=np.array([3, 1, 2], np.int32))
     assert (h.attention.heads, h.attention.kv_heads) == ((6, 3, 6), (3, 1, 2))
-    assert [state.kv_heads for state in h.states()] == [3, 1, 2]
+    assert [state.kv_heads for state in h.list_states()] == [3, 1, 2]
     assert read(kv_heads=np.array([3, 3, 3], np.int32)).attention.kv_heads == (3, 3, 3)
     for values in ([3, 3], [3, 3, 3, 3], [3, 4, 3], [3, 0, 3]):
         refusal(kv_heads=np.array(values, np.int32))
@@ -127,7 +127,7 @@ def fields_of(rows: int | None, tokens: object = None, vocab_size: object = None
     metadata = METADATA | {"tokenizer.ggml.tokens": tokens, "llama.vocab_size": vocab_size}
     metadata = {key: value for key, value in metadata.items() if value is not None}
     tensors = {} if rows is None else {"token_embd.weight": SimpleNamespace(shape=(rows, 96))}
-    return HyperparameterReader.of(SimpleNamespace(metadata=metadata, **{**OF_NO_FILE, "tensors": tensors}))
+    return HyperparameterReader.from_file(SimpleNamespace(metadata=metadata, **{**OF_NO_FILE, "tensors": tensors}))
 
 
 def test_the_vocabulary_has_the_rows_of_the_embedding():
@@ -239,7 +239,7 @@ def test_general_metadata_of_other_types_are_noted(changes, noted):
     file = SimpleNamespace(metadata=metadata, path="model.gguf", oddities=Irregularities())
     assert require_general(file) == "llama"
     assert (
-        file.oddities.lines()
+        file.oddities.format_lines()
         == [f"the file has irregularities that do not change its meaning: {'; '.join(noted)}"][: len(noted)]
     )
 
@@ -313,7 +313,7 @@ def test_family_specific_values_are_checked(name, changes, problem):
 def test_gemma_2_alternates_windows_and_scales_27b_by_width(model_path):
     with GGUFFile.open(model_path("gemma2")) as file:
         h = load_architecture(file)[1]
-    windows = [state.window for state in h.states()]
+    windows = [state.window for state in h.list_states()]
     assert windows[::2] == [16] * len(windows[::2]) and not any(windows[1::2])
     assert h.scale == h.attention.head_dim**-0.5
     large = replace(h, layers=46)
@@ -368,7 +368,7 @@ def test_rotated_layers_depend_on_windows_and_experts():
     windows = {"attention__sliding_window_pattern": np.array([False, True, True, True, False])}
     h = replace(of_size("cohere2moe", **windows), windows=(None, 4, None, 4, None), dense=2)
     for layers, rotated in ((5, "ry-y-"), (4, "ry-yr"), (3, "ry-rr")):
-        rotates = [replace(h, layers=layers).rope(layer) is not None for layer in range(5)]
+        rotates = [replace(h, layers=layers).get_rope(layer) is not None for layer in range(5)]
         assert rotates == [letter != "-" for letter in rotated]
     of_two = {
         ("exaone4", (4, None)): "r-", ("exaone4", (None, None)): "rr", ("llama4", (4, None)): "r-",
@@ -376,7 +376,7 @@ def test_rotated_layers_depend_on_windows_and_experts():
     }  # fmt: skip
     for (name, seen), rotated in of_two.items():
         h = replace(of_size(name), windows=seen)
-        assert [h.rope(layer) is not None for layer in range(2)] == [letter == "r" for letter in rotated], name
+        assert [h.get_rope(layer) is not None for layer in range(2)] == [letter == "r" for letter in rotated], name
 
 
 def test_llama_4_with_128_experts_normalizes_no_queries():
@@ -412,23 +412,23 @@ def rope(dims=64, base=10000.0, factor=1.0, yarn=False, original_context=4096) -
 @pytest.mark.parametrize(("dims", "base"), [(2, 10000.0), (64, 10000.0), (128, 500000.0), (10, 1.5)])
 def test_rope_frequencies_are_powers_of_the_base(dims, base, factor):
     """Pair i rotates by base^(-2 i / dims) per position (Su et al. 2021); interpolation divides positions."""
-    got = rope(dims, base, factor).frequencies()
+    got = rope(dims, base, factor).compute_frequencies()
     expected = [math.pow(base, -2 * i / dims) / factor for i in range(dims // 2)]
     np.testing.assert_allclose(got, expected, rtol=1e-14)
 
 
 def test_rope_factors_divide_the_frequencies():
     factors = np.linspace(1, 8, 32)
-    np.testing.assert_allclose(rope().frequencies(factors), rope().frequencies() / factors, rtol=1e-15)
-    both = rope(factor=4.0).frequencies(factors)
-    np.testing.assert_allclose(both, rope().frequencies() / factors / 4, rtol=1e-15)
+    np.testing.assert_allclose(rope().compute_frequencies(factors), rope().compute_frequencies() / factors, rtol=1e-15)
+    both = rope(factor=4.0).compute_frequencies(factors)
+    np.testing.assert_allclose(both, rope().compute_frequencies() / factors / 4, rtol=1e-15)
 
 
 @pytest.mark.parametrize(("dims", "base", "original"), [(64, 10000.0, 4096), (128, 1e6, 32768), (32, 10000.0, 512)])
 def test_yarn_blends_by_the_turns_within_the_original_context(dims, base, original):
     """Peng et al. 2023: pairs of at least 32 turns stay, those of up to one are stretched, with a ramp in between."""
     factor = 8.0
-    plain, got = rope(dims, base).frequencies(), rope(dims, base, factor, True, original).frequencies()
+    plain, got = rope(dims, base).compute_frequencies(), rope(dims, base, factor, True, original).compute_frequencies()
     turns = original * plain / (2 * math.pi)
     stretched = plain / factor
     share = (got - stretched) / (plain - stretched)  # how much of the plain frequency is left
@@ -443,7 +443,7 @@ def test_yarn_blends_by_the_turns_within_the_original_context(dims, base, origin
 
 def test_yarn_agrees_with_an_example_by_hand():
     """dims 64, base 10000, original context 4096: 32 turns at pair 10.48, 1 turn at 22.52, so the ramp is 10 to 23."""
-    got = rope(64, 10000.0, 4.0, True, 4096).frequencies()
+    got = rope(64, 10000.0, 4.0, True, 4096).compute_frequencies()
     plain = 10000.0 ** (-np.arange(32) / 32)
     np.testing.assert_allclose(got[:11], plain[:11], rtol=1e-12)
     np.testing.assert_allclose(got[23:], plain[23:] / 4, rtol=1e-12)
@@ -457,7 +457,7 @@ def test_yarn_ends_the_ramp_at_dims_minus_1_as_llama_cpp():
 
     llama.cpp does the same, though the last pair is number 3.
     """
-    got = rope(8, 10.0, 4.0, True, 700).frequencies()
+    got = rope(8, 10.0, 4.0, True, 700).compute_frequencies()
     plain = 10.0 ** (-np.arange(4) / 4)
     np.testing.assert_allclose(got[:3], plain[:3], rtol=1e-12)
     np.testing.assert_allclose(got[3], plain[3] * (4 / 5 + 1 / 5 / 4), rtol=1e-12)
@@ -466,8 +466,8 @@ def test_yarn_ends_the_ramp_at_dims_minus_1_as_llama_cpp():
 def test_without_scaling_restores_frequencies_and_magnitude():
     """Some layers of Gemma 3 and OLMo 3 are not scaled."""
     scaled = replace(rope(64, 10000.0, 8.0, True, 512), magnitude=1.2, yarn_betas=(16.0, 2.0))
-    unscaled = scaled.without_scaling(5000.0)
-    np.testing.assert_array_equal(unscaled.frequencies(), rope(64, 5000.0).frequencies())
+    unscaled = scaled.remove_scaling(5000.0)
+    np.testing.assert_array_equal(unscaled.compute_frequencies(), rope(64, 5000.0).compute_frequencies())
     assert unscaled.magnitude == 1
     assert (unscaled.dims, unscaled.head_dim, unscaled.interleaved) == (64, 64, True)
 
@@ -476,7 +476,7 @@ def test_without_scaling_restores_frequencies_and_magnitude():
 @pytest.mark.parametrize("base", [1.0000001, 10000.0, 1e30])
 @pytest.mark.parametrize("dims", [2, 128])
 def test_yarn_with_extreme_values_stays_finite(original, base, dims):
-    got = rope(dims, base, 4.0, True, original).frequencies()
+    got = rope(dims, base, 4.0, True, original).compute_frequencies()
     assert np.isfinite(got).all()
     assert (got > 0).all()
 

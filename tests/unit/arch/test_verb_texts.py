@@ -10,13 +10,13 @@ from localllm.arch.attention import project_qkv, rotate_heads, scale_heads, sele
 from localllm.arch.decoder import DENSE, pool_texts, read_pooling
 from localllm.arch.families import deepseek2, dots1, glm4, glm4moe, jina_bert, mimo2, mpt, qwen35
 from localllm.arch.feed_forward import (
+    apply_gated_feed_forward,
+    apply_gated_shared_expert,
+    apply_mixture_of_experts,
+    apply_shared_expert,
+    apply_ungated_feed_forward,
     collect_expert_matrices,
     feed_forward_or_experts,
-    gated_feed_forward,
-    gated_shared_expert,
-    mixture_of_experts,
-    shared_expert,
-    ungated_feed_forward,
 )
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import (
@@ -86,7 +86,7 @@ def weights(**shapes: tuple[int, ...]) -> Weights:
 ])  # fmt: skip
 def test_gates_multiply_two_matrices_or_halves_of_one(shapes: dict[str, tuple[int, ...]], says: str):
     b: Any = Teller()
-    assert gated_feed_forward(b, weights(**shapes, ffn_down=(4, 6)), "x", b.gate) == says
+    assert apply_gated_feed_forward(b, weights(**shapes, ffn_down=(4, 6)), "x", b.gate) == says
     assert jina_bert.feed_forward(b, weights(**shapes, ffn_down=(4, 6)), "x") == says.replace(
         "gate(linear", "multiply(gelu_erf(linear", 1
     ).replace("), linear", ")), linear", 1)
@@ -95,10 +95,10 @@ def test_gates_multiply_two_matrices_or_halves_of_one(shapes: dict[str, tuple[in
 def test_feed_forward_without_a_gate_has_one_activation():
     b: Any = Teller()
     w = weights(ffn_up=(6, 4), ffn_down=(4, 6))
-    assert ungated_feed_forward(b, w, "x", b.relu) == "linear(relu(linear(x, ffn_up)), ffn_down)"
+    assert apply_ungated_feed_forward(b, w, "x", b.relu) == "linear(relu(linear(x, ffn_up)), ffn_down)"
     assert jina_bert.feed_forward(b, w, "x") == "linear(gelu_erf(linear(x, ffn_up)), ffn_down)"
     with pytest.raises(ModelError, match=r"no tensor ffn_gate\.weight"):
-        gated_feed_forward(b, w, "x", b.gate)
+        apply_gated_feed_forward(b, w, "x", b.gate)
 
 
 def of_pictures(activation: str = "gelu", exact: bool = False) -> Any:
@@ -161,7 +161,7 @@ def mixed(bias: str = "None", gate: str = "ffn_gate_exps", up: str = "ffn_up_exp
 ])  # fmt: skip
 def test_a_mixture_routes_gathers_and_scatters(more: dict[str, tuple[int, ...]], says: str):
     b: Any = Teller()
-    assert mixture_of_experts(b, weights(**ROUTER, **STACKS, **more), R, "x", b.gate) == says
+    assert apply_mixture_of_experts(b, weights(**ROUTER, **STACKS, **more), R, "x", b.gate) == says
 
 
 def test_a_router_bias_of_one_row_becomes_a_vector():
@@ -169,7 +169,7 @@ def test_a_router_bias_of_one_row_becomes_a_vector():
     b: Any = Teller()
     b.route = lambda logits, routing, bias: biases.append(bias) or "choice"
     for shape in ((1, 2), (2,)):
-        mixture_of_experts(b, weights(**ROUTER, **STACKS, exp_probs_b__bias=shape), R, "x", b.gate)
+        apply_mixture_of_experts(b, weights(**ROUTER, **STACKS, exp_probs_b__bias=shape), R, "x", b.gate)
     assert [bias.shape for bias in biases] == [(2,), (2,)]
 
 
@@ -201,13 +201,13 @@ def test_layers_use_experts_or_a_dense_network():
     dense = weights(ffn_gate=(6, 4), ffn_up=(6, 4), ffn_down=(4, 6))
     says = "linear(gate(linear(x, ffn_gate), linear(x, ffn_up)), ffn_down)"
     assert feed_forward_or_experts(b, dense, R, "x", b.gate) == says
-    assert feed_forward_or_experts(b, dense, None, "x", b.gate, shared_expert) == says
+    assert feed_forward_or_experts(b, dense, None, "x", b.gate, apply_shared_expert) == says
     experts = weights(**ROUTER, **STACKS, **SHARED)
     beside = "linear(gate(linear(x, ffn_gate_shexp), linear(x, ffn_up_shexp)), ffn_down_shexp)"
     assert feed_forward_or_experts(b, experts, R, "x", b.gate) == mixed()
-    assert feed_forward_or_experts(b, experts, R, "x", b.gate, shared_expert) == f"add({mixed()}, {beside})"
+    assert feed_forward_or_experts(b, experts, R, "x", b.gate, apply_shared_expert) == f"add({mixed()}, {beside})"
     gate = weights(**SHARED, ffn_gate_inp_shexp=(4,))
-    assert gated_shared_expert(b, gate, "x", b.gate) == f"sigmoid_gate({beside}, linear(x, ffn_gate_inp_shexp))"
+    assert apply_gated_shared_expert(b, gate, "x", b.gate) == f"sigmoid_gate({beside}, linear(x, ffn_gate_inp_shexp))"
     with pytest.raises(ModelError, match="ffn_gate_inp"):
         feed_forward_or_experts(b, weights(**STACKS), R, "x", b.gate)
 
@@ -247,7 +247,7 @@ def test_rope_factors_are_read_from_one_or_two_tensors():
 def test_heads_are_rotated_by_the_layers_rope():
     b: Any = Teller()
     ropes = {0: None, 1: SimpleNamespace(by_factors=False), 2: SimpleNamespace(by_factors=True)}
-    h: Any = SimpleNamespace(rope=ropes.get)
+    h: Any = SimpleNamespace(get_rope=ropes.get)
     assert rotate_heads(b, h, 0, "q", "k") == ("q", "k")
     for layer, factors in ((1, None), (1, "f"), (2, "f")):
         says = f"{ropes[layer]!r}, positions, {factors})"
@@ -283,7 +283,7 @@ def test_mpt_clamps_and_normalizes_only_if_its_file_says_so():
     b: Any = Teller()
     attention = SimpleNamespace(heads=(2,), kv_heads=(2,), head_dim=2, value_dim=2)
     h: Any = SimpleNamespace(attention=attention, epsilon=0.5, limit=0.0, alibi_bias=0.0, scale=1.0, states=list)
-    h.rope, h.lookahead = lambda layer: None, lambda layer: 0
+    h.get_rope, h.get_lookahead = lambda layer: None, lambda layer: 0
     shapes = {"attn_norm": (4,), "attn_qkv": (12, 4), "attn_output": (4, 4), "ffn_norm": (4,), "ffn_up": (6, 4),
               "ffn_down": (4, 6)}  # fmt: skip
     state: Any = SimpleNamespace(layer=0)
@@ -301,7 +301,7 @@ def test_mimo_splits_fused_matrices_with_shorter_values():
     b: Any = Teller()
     attention = SimpleNamespace(heads=(2,))
     h: Any = SimpleNamespace(attention=attention, epsilon=0.5, scale=1.0, value_scale=3.0, routing=None)
-    h.rope, h.lookahead = lambda layer: None, lambda layer: 0
+    h.get_rope, h.get_lookahead = lambda layer: None, lambda layer: 0
     state: Any = SimpleNamespace(layer=0, kv_heads=1, key_dim=4, value_dim=3, window=None)
     network = {"attn_norm": (4,), "attn_output": (4, 6), "ffn_norm": (4,), "ffn_gate": (6, 4), "ffn_up": (6, 4),
                "ffn_down": (4, 6)}  # fmt: skip
@@ -367,8 +367,8 @@ def test_reranking_needs_a_head():
 
 def test_pooling_types_are_read_by_number():
     def read(number: int | None) -> str | None:
-        fields: Any = SimpleNamespace(has=lambda name: number is not None, count=lambda name, least: number)
-        fields.wrong = lambda name, expected: ModelError(f"{name} must be {expected}")
+        fields: Any = SimpleNamespace(has=lambda name: number is not None, read_count=lambda name, least: number)
+        fields.make_value_error = lambda name, expected: ModelError(f"{name} must be {expected}")
         return read_pooling(fields)
 
     assert [read(number) for number in (None, 0, 1, 2, 3, 4)] == [None, "none", "mean", "cls", "last", "rank"]
@@ -432,14 +432,14 @@ def test_cache_sizes_follow_from_types_windows_and_states():
     assert count_window_tokens(5000, None) == 5000
     full, mixed = KVType("f32", "f32"), KVType("q8_0", "f16")
     keys_and_values, latent = PagedState(0, 2, 64, 32), LatentState(1, 96, 64)
-    assert (keys_and_values.bytes(10, full), keys_and_values.bytes(10, mixed)) == (
+    assert (keys_and_values.count_bytes(10, full), keys_and_values.count_bytes(10, mixed)) == (
         10 * 2 * 4 * 96, 10 * 2 * (68 + 64)
     )  # fmt: skip
-    assert PagedState(0, 2, 64, 32, window=8).bytes(5000, full) == 1032 * 2 * 4 * 96
-    assert (latent.bytes(10, full), latent.bytes(10, mixed)) == (10 * 4 * 96, 10 * 102)
-    assert LatentState(1, 96, 64, window=8).bytes(5000, full) == 1032 * 4 * 96
+    assert PagedState(0, 2, 64, 32, window=8).count_bytes(5000, full) == 1032 * 2 * 4 * 96
+    assert (latent.count_bytes(10, full), latent.count_bytes(10, mixed)) == (10 * 4 * 96, 10 * 102)
+    assert LatentState(1, 96, 64, window=8).count_bytes(5000, full) == 1032 * 4 * 96
     states = Recurrent(2, ((3, 4), (5,)))
-    assert states.bytes(1, full) == states.bytes(5000, mixed) == 4 * 17
+    assert states.count_bytes(1, full) == states.count_bytes(5000, mixed) == 4 * 17
     assert count_cache_bytes([keys_and_values, latent, states], 10, full) == 7680 + 3840 + 68
     assert (keys_and_values.chunked, keys_and_values.window, latent.is_index, latent.period, latent.window) == (
         False, None, False, 1, None
@@ -463,4 +463,4 @@ def test_hyperparameters_have_defaults():
     assert (h.mtp_layers, h.pooling, h.bidirectional, h.fills, h.head_gelu) == (0, None, False, False, False)
     assert (h.row_width, h.before_head, h.encode, h.start_token, h.norm_of_head) == (8, "last", None, None, 1e-5)
     with pytest.raises(NotImplementedError):
-        h.states()
+        h.list_states()

@@ -29,26 +29,26 @@ def numbers(weight: Weight) -> Any:
 
 @pytest.mark.parametrize(("format", "kind"), [("F32", np.float32), ("F16", np.float16), ("F64", np.float64)])
 def test_plain_values_become_float32(format: str, kind: Any):
-    vector = Weight(tensor("v", 3, format=format, numbers=np.array([1.5, -2, 0.25], kind))).vector()
+    vector = Weight(tensor("v", 3, format=format, numbers=np.array([1.5, -2, 0.25], kind))).read_vector()
     assert vector.dtype == np.float32 and vector.tolist() == [1.5, -2, 0.25]
 
 
 def test_bf16_and_integer_tensors_are_read():
     upper = (np.array([1.5, -2, 0.25], np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    vector = Weight(tensor("v", 3, format="BF16", numbers=upper)).vector()
+    vector = Weight(tensor("v", 3, format="BF16", numbers=upper)).read_vector()
     assert vector.dtype == np.float32 and vector.tolist() == [1.5, -2, 0.25]
-    whole = Weight(tensor("v", 2, 2, format="I32", numbers=np.array([1, -2, 3, 1 << 30], np.int32))).whole()
+    whole = Weight(tensor("v", 2, 2, format="I32", numbers=np.array([1, -2, 3, 1 << 30], np.int32))).read_integers()
     assert whole.dtype == np.int64 and whole.tolist() == [[1, -2], [3, 1 << 30]]
-    assert Weight(tensor("v", 1)).number() == 1.0
+    assert Weight(tensor("v", 1)).read_number() == 1.0
 
 
 @pytest.mark.parametrize(("read", "weight", "message"), [
-    (Weight.vector, tensor("v", 2, 2), r"v must be a vector of F32 \(found F32 \(2, 2\)\)"),
-    (Weight.vector, tensor("v", 3, format="I32"), r"v must be a vector of F32 \(found I32 \(3,\)\)"),
-    (Weight.vector, tensor("v", 2, numbers=np.array([1, np.inf], np.float32)), "v must have finite values only"),
-    (Weight.vector, tensor("v", 2, numbers=np.array([np.nan, 1], np.float32)), "v must have finite values only"),
-    (Weight.whole, tensor("v", 3), r"v must have integers, I32 \(found F32\)"),
-    (Weight.number, tensor("v", 2), r"v must have one element \(found the shape \[2\]\)"),
+    (Weight.read_vector, tensor("v", 2, 2), r"v must be a vector of F32 \(found F32 \(2, 2\)\)"),
+    (Weight.read_vector, tensor("v", 3, format="I32"), r"v must be a vector of F32 \(found I32 \(3,\)\)"),
+    (Weight.read_vector, tensor("v", 2, numbers=np.array([1, np.inf], np.float32)), "v must have finite values only"),
+    (Weight.read_vector, tensor("v", 2, numbers=np.array([np.nan, 1], np.float32)), "v must have finite values only"),
+    (Weight.read_integers, tensor("v", 3), r"v must have integers, I32 \(found F32\)"),
+    (Weight.read_number, tensor("v", 2), r"v must have one element \(found the shape \[2\]\)"),
     (lambda weight: weight.require_shape(3, 2), tensor("v", 2, 3),
     r"v must have the shape \[3, 2\] \(found \[2, 3\]\)"),
     (lambda weight: weight.split_stacks(2), tensor("v", 3, 2), r"v must be 2 matrices \(found the shape \[3, 2\]\)"),
@@ -67,8 +67,8 @@ def test_tensors_of_another_shape_or_type_are_refused(read: Any, weight: Tensor,
 def test_weights_are_reshaped_to_vectors_rows_and_stacks():
     matrix = Weight(tensor("m", 3, 2))
     assert matrix.require_shape(3, 2) is matrix
-    assert matrix.flat().shape == (6,) and matrix.flat().vector().tolist() == [1, 2, 3, 4, 5, 6]
-    assert numbers(matrix.flat().as_row()) == [[1, 2, 3, 4, 5, 6]]
+    assert matrix.flatten().shape == (6,) and matrix.flatten().read_vector().tolist() == [1, 2, 3, 4, 5, 6]
+    assert numbers(matrix.flatten().as_row()) == [[1, 2, 3, 4, 5, 6]]
     assert numbers(Weight(tensor("v", 3)).repeat(2)) == [1, 1, 2, 2, 3, 3]
     stack = Weight(tensor("m", 6, 2)).split_stacks(2)
     assert numbers(stack) == [[[1, 2], [3, 4], [5, 6]], [[7, 8], [9, 10], [11, 12]]]
@@ -82,12 +82,12 @@ def test_split_rows_know_their_offset_and_bias():
     first, second = fused.split(2, 3)
     assert numbers(first) == [[1, 2], [3, 4]] and numbers(second) == [[5, 6], [7, 8], [9, 10]]
     assert (first.tensor.data.shape, second.tensor.data.shape) == ((2, 8), (3, 8))
-    assert (first.first_row, second.first_row, second.halves()[1].first_row) == (0, 2, 3)
+    assert (first.first_row, second.first_row, second.split_halves()[1].first_row) == (0, 2, 3)
     assert first.bias and second.bias and numbers(first.bias) == [1, 2] and numbers(second.bias) == [3, 4, 5]
     assert first.bias.tensor.data.shape == (8,)
     assert [numbers(part) for part in Weight(tensor("v", 5)).split(1, 4)] == [[1], [2, 3, 4, 5]]
     assert [numbers(part) for part in Weight(tensor("m", 2, 2)).split(1, 1)] == [[[1, 2]], [[3, 4]]]
-    upper, lower = fused.halves()
+    upper, lower = fused.split_halves()
     assert (upper.shape, lower.shape) == ((2, 2), (3, 2))
     with pytest.raises(ModelError, match=r"m\.bias must have the shape \[5\] \(found \[4\]\)"):
         Weight(tensor("m", 5, 2), bias=Weight(tensor("m.bias", 4))).split(2, 3)
@@ -137,42 +137,47 @@ def names(*found: Weight | None) -> list[str | None]:
 
 
 def test_weights_are_found_by_name_in_a_layer_or_outside(weights: Weights):
-    first, second = weights.block(0), weights.block(1)
+    first, second = weights.get_layer(0), weights.get_layer(1)
     whole = first.a
     assert names(whole, whole.bias, whole.scale) == ["blk.0.a.weight", "blk.0.a.bias", "blk.0.a.scale"]
-    assert names(weights.token_embd, weights.bias("alone"), weights.bare("bare"), weights.require_bare("bare")) == [
+    values = weights.token_embd, weights.get_bias("alone"), weights.get_exact("bare"), weights.require_bare("bare")
+    assert names(*values) == [
         "token_embd.weight", "alone.bias", "bare", "bare",
     ]  # fmt: skip
-    assert names(second.bias("c"), second.bare("d"), second.require_bare("d"), second.b) == [
+    assert names(second.get_bias("c"), second.get_exact("d"), second.require_bare("d"), second.b) == [
         "blk.1.c.bias", "blk.1.d", "blk.1.d", "blk.1.b.weight",
     ]  # fmt: skip
-    assert names(weights.get("x"), weights.bias("x"), weights.bare("x"), weights.get("b")) == [None] * 4
-    assert names(*first.all()) == ["blk.0.a.weight", "blk.0.a.bias", "blk.0.a.scale"]
-    assert len(weights.all()) == len(NAMES)
+    assert names(weights.get("x"), weights.get_bias("x"), weights.get_exact("x"), weights.get("b")) == [None] * 4
+    assert names(*first.list_all()) == ["blk.0.a.weight", "blk.0.a.bias", "blk.0.a.scale"]
+    assert len(weights.list_all()) == len(NAMES)
     weights.require_biases("alone")
     assert collect_layer_names(NAMES) == {"a.weight", "a.bias", "a.scale", "b.weight", "c.bias", "d"}
 
 
 def test_a_tensor_that_only_other_layers_have_is_refused(weights: Weights):
     """A family may allow it by layer; a prefix has its own layers."""
-    first, second = weights.block(0), weights.block(1)
+    first, second = weights.get_layer(0), weights.get_layer(1)
     for ask, name in (
-        (lambda: first.get("b"), "blk.0.b.weight"), (lambda: first.bias("c"), "blk.0.c.bias"),
-        (lambda: first.bare("d"), "blk.0.d"), (lambda: second.get("a"), "blk.1.a.bias"),
+        (lambda: first.get("b"), "blk.0.b.weight"), (lambda: first.get_bias("c"), "blk.0.c.bias"),
+        (lambda: first.get_exact("d"), "blk.0.d"), (lambda: second.get("a"), "blk.1.a.bias"),
     ):  # fmt: skip
         with pytest.raises(ModelError, match=f"the model has no tensor {name}, but other layers have it"):
             ask()
     assert first.get("b", by_layer=True) is None
     weight = second.get("a", by_layer=True)
     assert weight and names(weight, weight.bias, weight.scale) == ["blk.1.a.weight", None, None]
-    part = weights.part("v.")
-    assert names(part.block(0).b, part.block(0).get("a"), part.block(0).bias("c")) == ["v.blk.0.b.weight", None, None]
+    part = weights.get_submodel("v.")
+    assert names(part.get_layer(0).b, part.get_layer(0).get("a"), part.get_layer(0).get_bias("c")) == [
+        "v.blk.0.b.weight",
+        None,
+        None,
+    ]
 
 
 def test_a_missing_weight_is_named(weights: Weights):
     for ask, name in (
         (lambda: weights.require("x"), "x.weight"), (lambda: weights.x, "x.weight"),
-        (lambda: weights.block(2).x, "blk.2.x.weight"), (lambda: weights.block(2).require_bare("x"), "blk.2.x"),
+        (lambda: weights.get_layer(2).x, "blk.2.x.weight"), (lambda: weights.get_layer(2).require_bare("x"), "blk.2.x"),
         (lambda: weights.require_biases("alone", "y"), "y.bias"),
     ):  # fmt: skip
         with pytest.raises(ModelError, match=f"^the model has no tensor {name}$"):

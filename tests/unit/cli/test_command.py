@@ -28,7 +28,7 @@ from localllm.cli.command import Command, unescape_text
 from localllm.cli.commands.completion import complete_word
 from localllm.cli.defaults import list_conflicts
 from localllm.cli.help_text import format_help, help_width
-from localllm.cli.options.shared import Adapters, CacheGroup, EngineGroup, RopeGroup, parse_token_bias
+from localllm.cli.options.shared import AdapterGroup, CacheGroup, EngineGroup, RopeGroup, parse_token_bias
 from localllm.cli.parameters import NAMED, argument
 from localllm.cli.prompt_input import read_prompt
 from localllm.cli.registry import COMMANDS, build_command, list_params, require_command
@@ -881,8 +881,8 @@ def test_powershell_completion_passes_a_dot_after_the_word(cli, monkeypatch):
 @pytest.mark.sampled
 def test_a_prompt_may_fill_the_context_unless_it_shifts(tiny: str):
     group = SimpleNamespace(context=64, rope=RopeGroup())
-    assert opening.most_bytes(tiny, group, "shift") == sys.maxsize
-    most = {opening.most_bytes(tiny, group, choice) for choice in (None, "error", "drop-turns")}
+    assert opening.compute_max_bytes(tiny, group, "shift") == sys.maxsize
+    most = {opening.compute_max_bytes(tiny, group, choice) for choice in (None, "error", "drop-turns")}
     assert len(most) == 1 and most < {*range(64, 64_000)}
 
 
@@ -896,7 +896,7 @@ def test_open_model_applies_context_and_cache_options(tiny: str, monkeypatch, no
         gpu_layers="auto",
         cache=CacheGroup(kv_type="q8_0"),
         rope=RopeGroup(),
-        adapters=Adapters(),
+        adapters=AdapterGroup(),
     )
     with opening.open_model(tiny, group, no_cache=no_cache) as model:
         assert model.context == 64

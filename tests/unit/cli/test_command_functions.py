@@ -90,7 +90,7 @@ def test_vectors_are_printed_as_json_lines_or_plain_text(capsysbinary: pytest.Ca
     with pytest.raises(UsageError, match=r"^no text; the plain format cannot store errors: use --format jsonl$"):
         plain.fail(records[0], UsageError("no text"))
     rows = embed.VectorArray()
-    assert rows.left(records) is records
+    assert rows.find_remaining(records) is records
     with pytest.raises(UsageError, match=r"^no text; an .npy file cannot store errors: use --format jsonl$"):
         rows.fail(records[0], UsageError("no text"))
 
@@ -100,12 +100,12 @@ def test_embed_keeps_the_vectors_of_an_existing_output(tmp_path: Path):
     path, model = tmp_path / "v.jsonl", str(tmp_path / "m.gguf")
     records = [Record(1, "a"), Record(2, "b"), Record(3, "", "broken"), Record(4, "d")]
     with open_output("jsonl", str(path), model, records) as out:
-        assert out.left(records) == records
+        assert out.find_remaining(records) == records
         out.put(records[:1], vectors_of(1, 2))
         out.fail(records[1], UsageError("no"))
         out.put(records[2:3], vectors_of(3, 4))
     with open_output("jsonl", str(path), model, records) as out:
-        assert out.left(records) == records[1:]
+        assert out.find_remaining(records) == records[1:]
     problem = r"v\.jsonl: record 1 of this file is not in the input; give another output file"
     with pytest.raises(UsageError, match=problem), open_output("jsonl", str(path), model, records[1:]):
         pass
@@ -178,10 +178,10 @@ def test_amounts_are_parsed_with_units(text: str, number: int):
     ({}, []), ({"context": 5}, ["-c"]), ({"threads": 5}, ["-t"]), ({"device": "cpu"}, ["--device"]),
     ({"gpu_layers": "0"}, ["-ngl"]), ({"cache": options.CacheGroup(keys="f32")}, ["--kv-type"]),
     ({"context": 5, "threads": 1, "cache": options.CacheGroup(kv_type="q8_0")}, ["-c", "-t", "--kv-type"]),
-    ({"adapters": options.Adapters(lora=[[("a.gguf", 1.0)]])}, ["--lora"]),  # type: ignore[list-item]
+    ({"adapters": options.AdapterGroup(lora=[[("a.gguf", 1.0)]])}, ["--lora"]),  # type: ignore[list-item]
 ])  # fmt: skip
 def test_engine_options_are_ignored_with_an_endpoint(more: dict[str, Any], left: list[str]):
-    usual = {"cache": options.CacheGroup(), "rope": RopeGroup(), "adapters": options.Adapters()}
+    usual = {"cache": options.CacheGroup(), "rope": RopeGroup(), "adapters": options.AdapterGroup()}
     assert one_shot.list_weight_options(options.EngineGroup(**{**usual, **more})) == left
 
 
@@ -190,12 +190,12 @@ def test_an_endpoint_takes_its_key_from_a_file_or_the_environment(tmp_path: Path
     (tmp_path / "key").write_text(" k \n")
     (tmp_path / "none").write_text(" \n")
     group = one_shot.EndpointGroup
-    assert group().place() is None and one_shot.read_api_key(None) is None
-    assert group(endpoint="http://x", api_key_file=str(tmp_path / "key")).place().key == "k"
+    assert group().parse_endpoint() is None and one_shot.read_api_key(None) is None
+    assert group(endpoint="http://x", api_key_file=str(tmp_path / "key")).parse_endpoint().key == "k"
     with pytest.raises(UsageError, match="api_key_file needs --endpoint URL"):
-        group(api_key_file=str(tmp_path / "key")).place()
+        group(api_key_file=str(tmp_path / "key")).parse_endpoint()
     with pytest.raises(UsageError, match="none has no keys; write one per line"):
-        group(endpoint="http://x", api_key_file=str(tmp_path / "none")).place()
+        group(endpoint="http://x", api_key_file=str(tmp_path / "none")).parse_endpoint()
     for variable, known in (("k", "k"), ("", None)):
         monkeypatch.setenv("LOCALLLM_API_KEY", variable)
         assert one_shot.read_api_key(None) == known

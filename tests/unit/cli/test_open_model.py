@@ -108,18 +108,22 @@ def test_pull_shows_checks_and_totals(pulled: Any, monkeypatch: pytest.MonkeyPat
     clock = iter([0.0, *[5.0] * 20])
     monkeypatch.setattr(pulling, "monotonic", lambda: next(clock, 5.0))
     shown = pulled(
-        Pulls(("looking", "the header"), ("checking", "f", 10**9, 2 * 10**9), ("checking", "f", 2 * 10**9, 2 * 10**9))
+        Pulls(
+            ("report_lookup", "the header"),
+            ("report_check", "f", 10**9, 2 * 10**9),
+            ("report_check", "f", 2 * 10**9, 2 * 10**9),
+        )
     )
     assert "hf:a/b: looking at the header" in shown and "checking 2.0 GB of 2.0 GB: f" in shown
     assert "checking 1.0 GB" not in shown  # a moment after the last one
     assert shown.endswith("hf:a/b: 3.0 GB\n") and "already downloaded and verified" in pulled(Pulls(received=0))
-    assert "trying again: it broke" in pulled(Pulls(("interrupted", "it broke")))
+    assert "trying again: it broke" in pulled(Pulls(("report_interruption", "it broke")))
 
 
 def test_pull_speed_ignores_what_was_already_there(pulled: Any, monkeypatch: pytest.MonkeyPatch):
     clock = iter([0.0, 10.0, 10.0, 10.0, 10.0, 12.0, 12.0, 12.0, 12.0, 12.0])
     monkeypatch.setattr(pulling, "monotonic", lambda: next(clock, 12.0))
-    shown = pulled(Pulls(("receiving", "f", 10**9, 3 * 10**9), ("receiving", "f", 2 * 10**9, 3 * 10**9)))
+    shown = pulled(Pulls(("report_download", "f", 10**9, 3 * 10**9), ("report_download", "f", 2 * 10**9, 3 * 10**9)))
     assert "1.0 GB of 3.0 GB: f" in shown and "2.0 GB of 3.0 GB, 500.0 MB/s, 0:02 to go: f" in shown
 
 
@@ -128,7 +132,7 @@ def test_an_interrupted_pull_keeps_its_download(pulled: Any, capsys: pytest.Capt
         pulled(Pulls(error=KeyboardInterrupt()))
     assert "the partial download is kept" in capsys.readouterr().err
     with pytest.raises(LocalllmError):
-        pulled(Pulls(("looking", "x"), error=LocalllmError("broken")))
+        pulled(Pulls(("report_lookup", "x"), error=LocalllmError("broken")))
     assert capsys.readouterr().err.endswith("\r\x1b[K")
 
 
@@ -251,7 +255,7 @@ def test_keys_are_read_from_a_private_file(tmp_path: Path, capsys: pytest.Captur
 
 def write_small_model(tmp_path: Path) -> tuple[bytes, int]:
     """Write a small model; return its bytes and the length of its header."""
-    write_gguf(tmp_path / "m.gguf", {"general.name": "n" * 40}, [OutputTensor.of("a", np.ones(64, np.float32))])
+    write_gguf(tmp_path / "m.gguf", {"general.name": "n" * 40}, [OutputTensor.from_array("a", np.ones(64, np.float32))])
     data = (tmp_path / "m.gguf").read_bytes()
     return data, len(data) - 256
 

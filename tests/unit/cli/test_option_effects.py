@@ -388,7 +388,7 @@ def test_replay_sends_the_api_key_to_the_endpoint(key: str | None, sent: str | N
     monkeypatch.delenv("LOCALLLM_API_KEY", raising=False)
     if key is not None:
         monkeypatch.setenv("LOCALLLM_API_KEY", key)
-    arguments = told_by((http.Endpoint, "of"), "replay", "r.json")
+    arguments = told_by((http.Endpoint, "parse"), "replay", "r.json")
     assert [*arguments.values()] == ["http://x", sent]
 
 

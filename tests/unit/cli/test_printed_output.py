@@ -20,7 +20,7 @@ from localllm.cli.commands import list as list_command
 from localllm.cli.interactive import conversation as chat_session
 from localllm.cli.options import one_shot as tool_options
 from localllm.cli.options import shared as shape
-from localllm.cli.options.shared import Adapters, CacheGroup, EngineGroup, RopeGroup
+from localllm.cli.options.shared import AdapterGroup, CacheGroup, EngineGroup, RopeGroup
 from localllm.cli.terminal import render
 from localllm.cli.terminal.line_editor import PlainLineEditor
 from localllm.errors import LocalllmError, ModelError, RecordsError, UsageError
@@ -296,7 +296,7 @@ class Collector:
     def read(self) -> Iterator[int]:
         yield from (2, 3)
 
-    def result(self) -> ImportanceMatrix:
+    def compute_matrix(self) -> ImportanceMatrix:
         return ImportanceMatrix(
             {"a": SquaredActivations(np.ones((1, 4), np.float32), np.array([2.0]))}, ("t",), 3, self.told[3]
         )
@@ -427,7 +427,7 @@ def test_inspect_prints_the_chat_template(tmp_path, capsys):
 
 @pytest.mark.parametrize(("version", "warns"), [(0, True), (3, False)])
 def test_tools_warn_where_commands_cannot_be_confined(version: int, warns: bool, monkeypatch, capsys):
-    monkeypatch.setattr(confined, "landlock_version", lambda: version)
+    monkeypatch.setattr(confined, "get_landlock_version", lambda: version)
     tool_options.warn_unconfined()
     assert ("check each command before you allow it" in capsys.readouterr().err) == warns
 
@@ -509,7 +509,7 @@ class Embedder:
     def __init__(self, chunk: int):
         self.chunk, self.asked = chunk, list[Any]()
 
-    def pieces(self, text: str, options: EmbedOptions, name: str) -> None:
+    def tokenize(self, text: str, options: EmbedOptions, name: str) -> None:
         self.asked.append((text, options.overflow, name))
         if text.startswith("long"):
             raise UsageError(f"{name} is too long")
@@ -551,7 +551,7 @@ def test_near_prints_the_nearest_texts_or_files(tiny: str, monkeypatch, capsys, 
     class Near(Embedder):
         context = 99
 
-        def usual_role(self, role: str) -> str:
+        def get_usual_role(self, role: str) -> str:
             return role
 
         def embed(self, texts: list[str], options: Any, progress: Any = None) -> np.ndarray:
@@ -563,7 +563,7 @@ def test_near_prints_the_nearest_texts_or_files(tiny: str, monkeypatch, capsys, 
         return make(keys)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(embed_service.VectorCache, "vectors", vectors)
+    monkeypatch.setattr(embed_service.VectorCache, "embed", vectors)
     monkeypatch.setattr(embed_service, "get_cache_key", lambda text: text)
     monkeypatch.setattr(embed_service, "open_embedder", lambda job: nullcontext(Near(9)))
     invoke("embed", tiny, "--near", "xx", "--top", "2", "--as", "document", "--stats", stdin=b"a\nb  bb\ncc\n")
@@ -657,7 +657,7 @@ def test_a_missing_model_is_offered_with_its_size(megabytes: int, size: str, mon
 def test_opening_a_model_prints_its_warnings(tiny: str, monkeypatch, capsys):
     model = SimpleNamespace(warnings=["it is small", "it is odd"])
     monkeypatch.setattr("localllm.api.open_with_options", lambda *arguments: model)
-    assert opening.open_model(tiny, EngineGroup(cache=CacheGroup(), rope=RopeGroup(), adapters=Adapters())) is model
+    assert opening.open_model(tiny, EngineGroup(cache=CacheGroup(), rope=RopeGroup(), adapters=AdapterGroup())) is model
     assert capsys.readouterr().err == "localllm: warning: it is small\nlocalllm: warning: it is odd\n"
 
 

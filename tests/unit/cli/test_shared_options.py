@@ -27,7 +27,7 @@ from localllm.cli.options.shared import (
     read_system_message,
     read_value,
 )
-from localllm.cli.parameters import explicit_options, list_fields
+from localllm.cli.parameters import find_explicit_options, list_fields
 from localllm.cli.terminal import result_report as report
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.gguf import file as ahead
@@ -44,15 +44,16 @@ from tests.unit.cli.command_helpers import answer
 
 # Of options, by group: what nobody's word means, and what is made of that.
 UNSAID = [
-    (ConstraintGroup, {"json_whitespace": False, "additional_properties": False}, ConstraintGroup.form, OutputFormat()),
+    (ConstraintGroup, {"json_whitespace": False, "additional_properties": False},
+     ConstraintGroup.create_output_format, OutputFormat()),
     (ThinkingGroup, {"think": "auto"}, ThinkingGroup.to_fields,
      {"think": "auto", "think_budget": None, "template_variables": {}}),
     (ImageGroup, {"pan_and_scan": False}, lambda group: (group.mmproj, group.pan_and_scan), (None, False)),
     (tool_options.ToolGroup, {"max_steps": 20, "no_json_calls": False}, lambda group: group.open_tools(None), None),
-    (EndpointGroup, {}, EndpointGroup.place, None), (SamplingGroup, {}, explicit_options, {}),
+    (EndpointGroup, {}, EndpointGroup.parse_endpoint, None), (SamplingGroup, {}, find_explicit_options, {}),
     (MoreSamplingGroup, {"ignore_eos": False}, MoreSamplingGroup.to_fields, {}),
     (DiffusionGroup, {"has_noise": False, "visual": False}, DiffusionGroup.to_fields, {}),
-    (options.CacheGroup, {"kv_type": "f16"}, options.CacheGroup.types, "f16"),
+    (options.CacheGroup, {"kv_type": "f16"}, options.CacheGroup.format_types, "f16"),
     (options.EngineGroup, {"device": "auto", "gpu_layers": "auto"}, lambda group: parse_layers("auto"), "auto"),
     (options.AnswerGroup, {"escape": False}, lambda group: parse_layers("all"), "all"),
     (options.GenerationGroup, {"escape": False, "speculate": "auto"}, lambda group: parse_layers("7"), "7"),
@@ -73,11 +74,13 @@ def test_unset_options_give_their_defaults(group: Any, usual: dict[str, Any], bu
 
 
 def test_only_one_constraint_may_be_given():
-    assert ConstraintGroup().constraint() is None and ConstraintGroup(regex="x").constraint()
+    assert ConstraintGroup().create_constraint() is None and ConstraintGroup(regex="x").create_constraint()
     for two in ({"regex": "x", "grammar": 'root ::= "y"'}, {"json_schema": "{}", "regex": ""}):
         with pytest.raises(UsageError, match="cannot be combined"):
-            ConstraintGroup(**two).constraint()
-    assert ConstraintGroup(json_schema='{"a": 1}', regex="x").form() == OutputFormat({"a": 1}, None, "x")
+            ConstraintGroup(**two).create_constraint()
+    assert ConstraintGroup(json_schema='{"a": 1}', regex="x").create_output_format() == OutputFormat(
+        {"a": 1}, None, "x"
+    )
 
 
 def test_invalid_text_or_file_arguments_are_refused(tmp_path: Path):
@@ -112,9 +115,9 @@ def test_template_variables_are_parsed_and_merged():
             parse_variables(odd)
     thoughts = ThinkingGroup(think="on", think_budget=0, template_var=["a=1", '{"b": 2}', "a=3"])
     assert thoughts.to_fields() == {"think": "on", "think_budget": 0, "template_variables": {"a": 3, "b": 2}}
-    assert not explicit_options(ThinkingGroup())
+    assert not find_explicit_options(ThinkingGroup())
     for other in ({"think": "off"}, {"think_budget": 0}, {"template_var": ["a=1"]}):
-        assert explicit_options(ThinkingGroup(**other)) == other
+        assert find_explicit_options(ThinkingGroup(**other)) == other
 
 
 def test_images_are_added_to_the_prompt(monkeypatch: pytest.MonkeyPatch):
@@ -251,7 +254,7 @@ def test_outputs_replace_only_files_of_their_type(tmp_path: Path):
 @pytest.mark.parametrize(("kind", "is_model"), [(None, True), ("model", True), ("imatrix", False), ("adapter", False)])
 def test_models_are_recognized_by_their_metadata(tmp_path: Path, kind: str | None, is_model: bool):
     metadata = {} if kind is None else {"general.type": kind}
-    write_gguf(tmp_path / "m.gguf", metadata, [OutputTensor.of("a", np.ones(4, np.float32))])
+    write_gguf(tmp_path / "m.gguf", metadata, [OutputTensor.from_array("a", np.ones(4, np.float32))])
     assert outputs.is_model(str(tmp_path / "m.gguf")) == is_model
 
 

@@ -101,7 +101,7 @@ def test_the_user_allows_or_denies_calls(
     noted: list[Any] = []
     monkeypatch.setattr(it, "_transcript", SimpleNamespace(add=noted.append))
     monkeypatch.setattr(tool_calls, "perf_counter", iter([1.0, 1.25049] * 3).__next__)
-    results = [it.results([call("run")])[0] for _ in range(3)]
+    results = [it.run_calls([call("run")])[0] for _ in range(3)]
     assert [result["content"] for result in results] == ["did run" if yes else REFUSED for yes in done]
     assert results[0] == {"role": "tool", "tool_call_id": "id", "name": "run", "content": results[0]["content"]}
     assert [each["allowed"] for each in noted] == allowed and [each["failed"] for each in noted] == [
@@ -114,24 +114,24 @@ def test_the_user_allows_or_denies_calls(
 def test_named_and_unknown_tools_need_no_consent(capsys: pytest.CaptureFixture[str]):
     """Tell the model of unknown tools; a cut call has no arguments."""
     it, keys = tools("n", yes=("read",))
-    names = [result["content"] for result in it.results([call("read"), call("none"), call("run", "")])]
+    names = [result["content"] for result in it.run_calls([call("read"), call("none"), call("run", "")])]
     assert names == ["did read", "did none", REFUSED] and keys.asked[0].startswith("tool: run {}\n")
     lines = [line for line in capsys.readouterr().err.splitlines() if "tool: " in line]
     assert lines == ['localllm: tool: read {"a": "ü"}', 'localllm: tool: none {"a": "ü"}']
     nobody, _ = tools(yes=("read",), keyboard=False)
-    assert [each["content"] for each in nobody.results([call("read"), call("run")])] == ["did read", REFUSED]
+    assert [each["content"] for each in nobody.run_calls([call("read"), call("run")])] == ["did read", REFUSED]
 
 
 def test_the_tool_limit_is_counted_anew_for_each_question():
     first, _ = tools(yes=("run",), most=1)
-    assert len(first.results([call("run")])) == 1  # before any question
+    assert len(first.run_calls([call("run")])) == 1  # before any question
     it, _ = tools(yes=("run",), most=2)
     for _ in range(2):
         it.log_question([])
-        it.results([call("run"), call("run"), call("run")])
-        it.results([])
+        it.run_calls([call("run"), call("run"), call("run")])
+        it.run_calls([])
         with pytest.raises(LocalllmError, match="called tools 2 times without answering; raise --max-steps"):
-            it.results([call("run")])
+            it.run_calls([call("run")])
 
 
 def test_tools_without_a_terminal_need_yes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
@@ -142,7 +142,7 @@ def test_tools_without_a_terminal_need_yes(monkeypatch: pytest.MonkeyPatch, caps
         opened.append(keyboard)
         box: Any = Box("read", "run")
         with ExitStack() as stack:
-            return tool_calls.ToolCallRunner.of(box, yes, 3, None, stack)
+            return tool_calls.ToolCallRunner.create(box, yes, 3, None, stack)
 
     keys = Keys()
     assert of("read", "run", keyboard=keys)._keyboard is None and not keys.closed

@@ -15,8 +15,8 @@ from localllm.arch.checkpoint import CheckpointDeclaration
 from localllm.convert import files, folder, safetensors_files, sentence_transformers
 from localllm.convert.clip import read_vocabulary
 from localllm.convert.config import CheckpointConfig
-from localllm.convert.families.cohere import windows_behind
-from localllm.convert.families.exaone import exaone4_windows
+from localllm.convert.families.cohere import mark_windows_after
+from localllm.convert.families.exaone import mark_exaone4_windows
 from localllm.convert.families.llama import stack_head_norms
 from localllm.convert.records import find_family, load_records, make_family
 from localllm.convert.rope_scaling import (
@@ -53,52 +53,57 @@ def refused(read: Any, *arguments: Any, **named: Any) -> str:
 def test_count_reads_whole_numbers_and_refuses_others():
     settings = config(a=1, b=5, null=None, zero=0, flag=True, text="7", real=2.0)
     assert (
-        settings.count("a"),
-        settings.count("b", maximum=5),
-        settings.count("missing", 0),
-        settings.count("null", 9),
+        settings.read_count("a"),
+        settings.read_count("b", maximum=5),
+        settings.read_count("missing", 0),
+        settings.read_count("null", 9),
     ) == (1, 5, 0, 9)
-    assert settings.count("zero", 0) == 0  # as good as silence
+    assert settings.read_count("zero", 0) == 0  # as good as silence
     for name in ("zero", "flag", "text", "real", "missing"):
-        assert refused(settings.count, name).startswith(f"{name} must be a number from 1 to ")
-    assert refused(settings.count, "b", maximum=4) == "b must be a number from 1 to 4 (found 5)"
+        assert refused(settings.read_count, name).startswith(f"{name} must be a number from 1 to ")
+    assert refused(settings.read_count, "b", maximum=4) == "b must be a number from 1 to 4 (found 5)"
 
 
 def test_number_reads_positive_numbers_and_refuses_others():
     settings = config(a=1, b=0.5, zero=0.0, minus=-1.0, flag=True, huge=1e38, text="1", null=None)
-    assert (settings.number("a"), settings.number("b"), settings.number("null", 2.5)) == (1.0, 0.5, 2.5)
+    assert (settings.read_number("a"), settings.read_number("b"), settings.read_number("null", 2.5)) == (1.0, 0.5, 2.5)
     for name in ("zero", "minus", "flag", "huge", "text", "missing"):
-        assert refused(settings.number, name).startswith(f"{name} must be a positive number")
-    assert config(x=[1, 2.5]).numbers("x", 2) == [1.0, 2.5]
+        assert refused(settings.read_number, name).startswith(f"{name} must be a positive number")
+    assert config(x=[1, 2.5]).read_numbers("x", 2) == [1.0, 2.5]
     for odd in ([1], [1, 2, 3], 5, None):
-        assert refused(config(x=odd).numbers, "x", 2) == "x must be a list of 2 numbers"
-    assert refused(config(x=[1, 0]).numbers, "x", 2) == "x must be a positive number (found 0)"
+        assert refused(config(x=odd).read_numbers, "x", 2) == "x must be a list of 2 numbers"
+    assert refused(config(x=[1, 0]).read_numbers, "x", 2) == "x must be a positive number (found 0)"
 
 
 def test_flags_and_choices_refuse_other_values():
     settings = config(yes=True, no=False, one=1, null=None, act="silu")
-    assert (settings.flag("yes"), settings.flag("no", True), settings.flag("null"), settings.flag("missing", True)) == (
+    assert (
+        settings.read_flag("yes"),
+        settings.read_flag("no", True),
+        settings.read_flag("null"),
+        settings.read_flag("missing", True),
+    ) == (
         True,
         False,
         False,
         True,
     )
-    assert refused(settings.flag, "one") == "one must be true or false (found 1)"
-    settings.only("act", "gelu", "silu")
-    settings.only("null", "gelu")
-    settings.only("missing")
-    assert refused(settings.only, "act", "gelu") == "act silu is not supported"
+    assert refused(settings.read_flag, "one") == "one must be true or false (found 1)"
+    settings.require_value("act", "gelu", "silu")
+    settings.require_value("null", "gelu")
+    settings.require_value("missing")
+    assert refused(settings.require_value, "act", "gelu") == "act silu is not supported"
 
 
 def test_sections_are_objects_and_updates_leave_the_original():
     settings = config(a=1, inner={"b": 2}, odd=[], null=None)
     assert (
-        settings.section("inner").count("b") == 2
-        and settings.section("null").content == settings.section("none").content == {}
+        settings.get_section("inner").read_count("b") == 2
+        and settings.get_section("null").content == settings.get_section("none").content == {}
     )
-    assert refused(settings.section, "odd") == "odd must be an object"
+    assert refused(settings.get_section, "odd") == "odd must be an object"
     updated = settings.update(a=3, c=4)
-    assert (updated.count("a"), updated.count("c"), settings.count("a")) == (
+    assert (updated.read_count("a"), updated.read_count("c"), settings.read_count("a")) == (
         3,
         4,
         1,
@@ -109,9 +114,9 @@ def test_text_config_takes_precedence_except_for_tying():
     both = config(a=1, tie_word_embeddings=False, text_config={"a": 2, "tie_word_embeddings": True}).merge_text_config(
         {"a": 9, "b": 8}
     )
-    assert (both.count("a"), both.count("b"), both.flag("tie_word_embeddings")) == (2, 8, False)
+    assert (both.read_count("a"), both.read_count("b"), both.read_flag("tie_word_embeddings")) == (2, 8, False)
     inner = config(text_config={"tie_word_embeddings": True}).merge_text_config({})
-    assert inner.flag("tie_word_embeddings")
+    assert inner.read_flag("tie_word_embeddings")
 
 
 def test_the_first_architecture_counts():
@@ -122,10 +127,12 @@ def test_the_first_architecture_counts():
 
 def test_windows_must_lie_in_the_usual_layers():
     types = ["sliding_attention", "full_attention"]
-    config(layer_types=types).windows([True, False])
-    config().windows([True])
+    config(layer_types=types).require_windows([True, False])
+    config().require_windows([True])
     for expected in ([False, True], [True], [True, False, True]):
-        assert "sliding_attention in the usual layers only" in refused(config(layer_types=types).windows, expected)
+        assert "sliding_attention in the usual layers only" in refused(
+            config(layer_types=types).require_windows, expected
+        )
 
 
 # ---- rotations
@@ -252,7 +259,7 @@ def letters(windows: list[bool]) -> str:
     ({"sliding_window_pattern": 2, "layer_types": ["sliding_attention"] * 6 + ["full_attention"]}, "wwwwwwa"),
 ])  # fmt: skip
 def test_exaone_windows_follow_a_list_or_a_pattern(settings: dict[str, Any], expected: str):
-    assert letters(exaone4_windows(config(**settings), 7)) == expected
+    assert letters(mark_exaone4_windows(config(**settings), 7)) == expected
 
 
 @pytest.mark.parametrize(("settings", "problem"), [
@@ -263,14 +270,14 @@ def test_exaone_windows_follow_a_list_or_a_pattern(settings: dict[str, Any], exp
     ({"sliding_window_pattern": ""}, "sliding_window_pattern must be a number from 1"),
 ])  # fmt: skip
 def test_exaone_windows_refuse_nonsense(settings: dict[str, Any], problem: str):
-    assert refused(exaone4_windows, config(**settings), 7).startswith(problem)
+    assert refused(mark_exaone4_windows, config(**settings), 7).startswith(problem)
 
 
 @pytest.mark.parametrize(("leading", "expected"), [(0, "wwwawwwaw"), (1, "awwwawwwa"), (3, "aaawwwaww"), (9, "a" * 9)])
 def test_windows_begin_behind_the_first_layers(leading: int, expected: str):
-    assert letters(windows_behind(config(), 9, leading)) == expected
+    assert letters(mark_windows_after(config(), 9, leading)) == expected
     types = ["full_attention", "sliding_attention"] * 4 + ["full_attention"]
-    assert letters(windows_behind(config(layer_types=types), 9, leading)) == "awawawawa"
+    assert letters(mark_windows_after(config(layer_types=types), 9, leading)) == "awawawawa"
 
 
 @pytest.mark.parametrize(("kind", "shape"), [("q", ("heads", "head_dim")), ("k", ("kv_heads", "head_dim"))])

@@ -369,8 +369,8 @@ def test_special_tokens_are_read_from_all_files(tmp_path: Path):
         special_tokens_map={"bos_token": "other", "eos_token": {"content": "</s>"}, "pad_token": {}},
         config={"eos_token_id": [2, 7], "bos_token_id": "x"}, generation_config={"eos_token_id": 7, "bos_token_id": 1},
     )  # fmt: skip
-    assert [known.text(name) for name in ("bos", "eos", "pad", "unk")] == ["<s>", "</s>", None, None]
-    assert (known.ids("eos"), known.ids("bos"), known.ids("pad")) == ([2, 7], [1], [])
+    assert [known.get_token(name) for name in ("bos", "eos", "pad", "unk")] == ["<s>", "</s>", None, None]
+    assert (known.get_ids("eos"), known.get_ids("bos"), known.get_ids("pad")) == ([2, 7], [1], [])
 
 
 THE_TEXT, BEGIN, END = {"Sequence": {}}, {"SpecialToken": {"id": "<s>"}}, {"SpecialToken": {"id": "</s>"}}
@@ -387,7 +387,7 @@ THE_TEXT, BEGIN, END = {"Sequence": {}}, {"SpecialToken": {"id": "<s>"}}, {"Spec
     (step("RobertaProcessing", cls=["<s>", 0], sep=["</s>", 2]), {"bos": "<s>", "eos": "</s>"}),
 ])  # fmt: skip
 def test_the_template_is_read_from_the_post_processor(tmp_path: Path, processor: Any, expected: Any):
-    assert settings_of(tmp_path, tokenizer={"post_processor": processor}).template() == expected
+    assert settings_of(tmp_path, tokenizer={"post_processor": processor}).read_template() == expected
 
 
 IDS = {"tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.eos_token_id": 1}

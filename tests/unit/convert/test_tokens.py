@@ -88,7 +88,7 @@ def test_an_end_without_a_row_ends_outside_the_template_too(tmp_path: Path):
     assert tokens.end_texts == ("<|im_end|>",) and opened["localllm.end_texts"] == ["<|im_end|>"]
     from localllm.text.templates import ChatTemplate
 
-    assert ChatTemplate.of(tokens).stops == ()
+    assert ChatTemplate.from_tokenizer(tokens).stops == ()
 
 
 def test_an_end_with_an_unknown_id_is_left_out(tmp_path: Path):

@@ -45,7 +45,7 @@ from localllm.engine.operations.operation import (
     operation,
 )
 from localllm.engine.options import EngineOptions, parse_gpu_layers
-from localllm.engine.runs import PRECISE_TOKENS, Runs
+from localllm.engine.runs import PRECISE_TOKENS, RunPlan
 from localllm.engine.trace.imatrix_collector import ImatrixCollector
 from localllm.engine.trace.recorder import AngleTable, ImageRowRecorder, TabulatedRecorder, trace_image_rows
 from localllm.errors import ContextError, LocalllmError, MemoryLimitError, UnsupportedError, UsageError
@@ -82,7 +82,7 @@ def test_the_backend_is_chosen_by_device_layers_and_driver(backend, layers, driv
 
 
 def said(encoding=()) -> TracedModel:
-    h = SimpleNamespace(layers=4, states=lambda: ("a", "b"), encode=None)
+    h = SimpleNamespace(layers=4, list_states=lambda: ("a", "b"), encode=None)
     return TracedModel(
         SimpleNamespace(tensors={}, nbytes=0),
         ["operation"],
@@ -241,7 +241,7 @@ def test_placing_layers_opens_the_named_card_and_closes_it_on_failure(monkeypatc
 
 def test_layer_sizes_count_windows_states_and_spare_pages():
     """Check all tokens, also those behind a window, and two pages more; recurrent layers have seven states."""
-    plain, kept = PagedState(0, 1, 16, 16, window=4), KVType.of("f16")
+    plain, kept = PagedState(0, 1, 16, 16, window=4), KVType.parse("f16")
     assert compute_state_bytes(plain, 64, kept) == (64 + 2 * PAGE) * 2 * 32
     assert compute_state_bytes(Recurrent(0, ((2, 3),)), 64, kept) == 7 * 24
     tensors = {name: tensor(name, 3, 8) for name in ("blk.0.a.weight", "blk.1.b.weight", "blk.2.c.weight", "output")}
@@ -290,7 +290,7 @@ def test_an_embedding_engine_refuses_to_generate():
     assert (engine.context, engine.vocab_size, engine.thread_count, engine.kv_type) == (77, 9, 2, options.kv_cache_type)
     assert EmbeddingOnlyEngine("m.gguf", h, EngineOptions(context=5)).context == 5
     assert (engine.device, engine.warning, engine.bytes_per_token, engine.runs, engine.draft_head_path) == (
-        "CPU", None, 0, Runs(), None,
+        "CPU", None, 0, RunPlan(), None,
     )  # fmt: skip
     for call in (engine.sequence, lambda: engine.step(1)):
         with pytest.raises(UnsupportedError) as error:
@@ -484,7 +484,7 @@ def test_angles_of_image_rows_follow_their_time_or_axis():
 def test_layers_with_the_same_rope_share_angles():
     recorder = TabulatedRecorder(H, 64, 5)
     one, two = np.array([1.0, 2.0], np.float32), np.array([1.0, 3.0], np.float32)
-    tables = [recorder._angles(rope, divisors) for rope, divisors in (
+    tables = [recorder._tabulate_angles(rope, divisors) for rope, divisors in (
         (ROPE, None), (ROPE, one), (ROPE, None), (ROPE, one.copy()), (ROPE, two), (Rope(8, 4, True), None),
     )]  # fmt: skip
     assert [next(place for place, other in enumerate(tables) if other is table) for table in tables] == [
@@ -538,7 +538,7 @@ def test_a_batch_takes_the_memory_that_weights_leave(
     """No more than the given memory is used; at least one answer is computed in any case."""
     monkeypatch.setattr(batch, "Scheduler", lambda *arguments: arguments)
     monkeypatch.setattr(system_memory, "get_available_memory", lambda: free)
-    monkeypatch.setattr(reading, "max_prefill_tokens", lambda parameters: f"chunk of {parameters}")
+    monkeypatch.setattr(reading, "compute_max_prefill_tokens", lambda parameters: f"chunk of {parameters}")
     file, engine = (
         SimpleNamespace(nbytes=1000, parameters=7),
         SimpleNamespace(bytes_per_token=bytes_per_token, context=100),

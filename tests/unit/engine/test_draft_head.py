@@ -28,7 +28,7 @@ from localllm.engine.engine import Engine
 from localllm.engine.lower.header import SequenceSpan
 from localllm.engine.operations.registry import ReferenceBuilder
 from localllm.engine.options import EngineOptions
-from localllm.engine.runs import LATER_RUN, Runs
+from localllm.engine.runs import LATER_RUN, RunPlan
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.generation.model_methods import gather_options
@@ -79,7 +79,7 @@ class Meaning:
     """A draft layer in NumPy."""
 
     def __init__(self, path: Path):
-        file, self.kept = GGUFFile.open(path), KVType.of("f32")
+        file, self.kept = GGUFFile.open(path), KVType.parse("f32")
         (self._model, self._h), self._weights = load_architecture(file), Weights(file.tensors)
         has_head = head_of(path).exists()
         source = (
@@ -239,7 +239,7 @@ def test_closed_sequences_return_the_pages_of_their_follower(path, engine):
         sequence.append(text(200))
         sequence.close()
     follower = engine.attach_draft_head(engine.sequence())
-    assert follower.engine._backend.cache_usage()[0] == 0
+    assert follower.engine._backend.get_cache_usage()[0] == 0
 
 
 def test_attaching_a_draft_head_without_an_mtp_layer_is_refused(tmp_path):
@@ -457,7 +457,7 @@ class Told(DraftHead):
 
     def __init__(self, tokens: list[int] | None = None):
         self.vocab_size, self.width, self.context = 5, 1, 300
-        self.runs, self.lock, self.orphaned = Runs(LATER_RUN), Lock(), []
+        self.runs, self.lock, self.orphaned = RunPlan(LATER_RUN), Lock(), []
         self.adapters, self.adapter_scales = (), ()
         self._previous_hidden, self._new_hidden, self._tokens = (
             np.zeros((9, 2), np.float32),
@@ -468,7 +468,7 @@ class Told(DraftHead):
         outer = self
 
         class Backend:
-            def store(self):
+            def create_state(self):
                 prepared = lambda place, count: outer.told.append((place, count))  # noqa: E731
                 return SimpleNamespace(truncate=lambda length: length, prepare=prepared, close=lambda: None)
 

@@ -52,7 +52,7 @@ def opened(file):
 def test_the_reference_reserves_no_cache_and_has_no_limit(opened):
     engine = opened(backend="reference")
     engine.forward(TOKENS[:3], 0)
-    used, count = engine.cache_usage()
+    used, count = engine.get_cache_usage()
     assert used == 0 and count > 2**40
 
 
@@ -268,7 +268,7 @@ def test_a_limited_address_space_reserves_fewer_sequences(monkeypatch, room: int
     """Under `ulimit -v`: 2 MB are 16 contexts of 128 tokens."""
     monkeypatch.setattr(cache, "get_address_room", lambda: room)
     states = [PagedState(layer, kv_heads=2, key_dim=64, value_dim=64) for layer in range(2)]
-    assert cache.KVCache(states, 128, KVType.of("f16")).sequences == (sequences,)
+    assert cache.KVCache(states, 128, KVType.parse("f16")).sequences == (sequences,)
 
 
 # ---- models that are refused ----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from localllm.engine.image_tokens import ImageEmbedding
 from localllm.engine.lower.activation import ALL, Activation
 from localllm.engine.operations.operation import Operation
 from localllm.engine.operations.tokens import ExportHidden
-from localllm.engine.runs import Runs
+from localllm.engine.runs import RunPlan
 from localllm.engine.sequence import Sequence
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.kernels.table import PAGE
@@ -57,10 +57,10 @@ class Backend:
     def __init__(self):
         self.ran, self.asked, self.error = list[list[tuple]](), list[tuple](), None
 
-    def store(self) -> Store:
+    def create_state(self) -> Store:
         return Store()
 
-    def cache_usage(self) -> tuple[int, int]:
+    def get_cache_usage(self) -> tuple[int, int]:
         return 3, 4
 
     def run(self, spans, precise: bool) -> np.ndarray:
@@ -96,7 +96,7 @@ class Bare(Engine):
     """An engine as if it had been opened."""
 
     def __init__(self, **known):
-        self.context, self.vocab_size, self.runs, self.device = 300, 100, Runs(), "CPU"
+        self.context, self.vocab_size, self.runs, self.device = 300, 100, RunPlan(), "CPU"
         self.hyperparameters = SimpleNamespace(arch="llama", fills=False, row_width=2)
         self.lock, self.orphaned, self._images = Lock(), [], WeakValueDictionary()
         self._path, self._start, self._accepts_images, self._shifts = "m.gguf", None, True, False
@@ -237,7 +237,7 @@ def test_bidirectional_models_run_a_whole_prompt_at_once(engine, runs_of_4, most
             engine.forward_full([1] * 5)
     else:
         stores = []
-        engine._backend.store = lambda: stores.append(Store()) or stores[-1]
+        engine._backend.create_state = lambda: stores.append(Store()) or stores[-1]
         with pytest.raises(ModelError):
             engine.forward_full([1])
         assert [store.is_closed for store in stores] == [True]
@@ -392,7 +392,7 @@ def read_in(*pieces: int, known: int = 1) -> Sequence:
 
     Its store truncates to multiples of `known`.
     """
-    engine = Bare(runs=Runs(4, 4))
+    engine = Bare(runs=RunPlan(4, 4))
     sequence = engine.sequence()
     sequence.engine_of = engine  # which must not be forgotten
     sequence.store.cached_logits = known
@@ -478,7 +478,7 @@ def test_a_fork_copies_the_state_and_then_diverges(engine):
 
 def test_whole_runs_of_an_image_are_aligned(engine, runs_of_4, monkeypatch):
     """Tokens behind a part of an image are not."""
-    engine.runs = Runs(4, 4)
+    engine.runs = RunPlan(4, 4)
     seen = ImageEmbedding(b"x", np.zeros((6, 2), np.float32))
     engine.register_image(seen)
     for pieces, aligned in (
@@ -614,7 +614,7 @@ def test_loading_a_draft_head_replaces_the_old_one_only_if_it_fits(monkeypatch):
 def test_stores_of_collected_sequences_are_closed(engine):
     stores = [Store(), Store()]
     engine.orphaned += stores
-    assert engine.cache_usage() == (3, 4)
+    assert engine.get_cache_usage() == (3, 4)
     assert all(store.is_closed for store in stores) and engine.orphaned == []
     sequence = engine.sequence()
     engine.orphaned.append(Store())
@@ -642,7 +642,8 @@ def test_every_change_of_a_sequence_takes_the_lock(engine):
     engine.lock = TakenLock()
     for call in (
         lambda: sequence.append([1]), sequence.fork, lambda: sequence.truncate(1), lambda: sequence.rewind(1),
-        lambda: sequence.shift(0, 0), sequence.close, engine.cache_usage, lambda: engine.attach_draft_head(sequence),
+        lambda: sequence.shift(0, 0), sequence.close, engine.get_cache_usage,
+        lambda: engine.attach_draft_head(sequence),
         engine.prepare_all, lambda: engine.load_draft_head(None), engine.close,
     ):  # fmt: skip
         with pytest.raises(BlockingIOError):

@@ -60,7 +60,7 @@ with ExitStack() as stack:
     child = os.fork()
 if child == 0:
     uses = [lambda: "".join(model.generate("Hi", 2)), lambda: model.logits([1]), lambda: model.vision.encode(b"")]
-    for use in (*uses, written.earlier, lambda: prefixes.keep(None, None)):
+    for use in (*uses, written.get_corpus, lambda: prefixes.keep(None, None)):
         try:
             use()
         except Exception as error:

@@ -16,11 +16,11 @@ from localllm import images
 from localllm.arch import vision
 from localllm.engine import image_cache as seen_rows
 from localllm.engine import prefix_store as fingerprints
-from localllm.engine.image_cache import EncodedImageCache, file_key
+from localllm.engine.image_cache import EncodedImageCache, compute_file_key
 from localllm.engine.image_tokens import find_last_end, is_worth_caching, list_chunk_ends
 from localllm.engine.lower.activation import ALL, Activation
 from localllm.engine.operations.operation import Operation
-from localllm.engine.runs import Runs
+from localllm.engine.runs import RunPlan
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.cache import prefix_files
 from localllm.generation import image_encoder as eye
@@ -210,7 +210,7 @@ def test_a_session_whose_image_is_missing_or_replaced_runs_it_again(tmp_path, is
 
 
 def test_chunks_end_where_runs_end_and_after_the_last_tile():
-    rng, runs = np.random.default_rng(0), Runs()
+    rng, runs = np.random.default_rng(0), RunPlan()
     for _ in range(200):
         tokens = list[int]()
         while len(tokens) < 1500:
@@ -231,7 +231,7 @@ def test_projector_fingerprints_cover_weights_pillow_and_modules(tmp_path, monke
     for name in ("a.py", "b.py", "c.txt"):
         (tmp_path / name).write_text(name, encoding="utf-8")
     known = {"fingerprint": b"projector", "state": "state"}
-    file = SimpleNamespace(versions=lambda: known["state"])
+    file = SimpleNamespace(stat_files=lambda: known["state"])
     monkeypatch.setattr(seen_rows, "compute_fingerprint", lambda file, state, operations, kept: (
         f"{state} {operations} {kept.keys} {kept.values}".encode() + known["fingerprint"]))  # fmt: skip
     others, modules = [], [SimpleNamespace(__path__=[str(tmp_path)])]
@@ -261,7 +261,7 @@ def test_model_fingerprints_cover_weights_operations_and_code(monkeypatch):
     """The order in which the system lists files must not matter."""
     tensor = SimpleNamespace(format=SimpleNamespace(name="F32"), shape=(2,), data=np.arange(8, dtype=np.uint8))
     file, known = SimpleNamespace(tensors={"a": tensor}), {"folder": "code", "tiles": False}
-    monkeypatch.setattr(fingerprints, "object_folder", lambda: SimpleNamespace(name=known["folder"]))
+    monkeypatch.setattr(fingerprints, "get_object_folder", lambda: SimpleNamespace(name=known["folder"]))
     monkeypatch.setattr(fingerprints, "has_tiles", lambda: known["tiles"])
 
     def made(state="state", operations=(), kv_type="f16") -> bytes:
@@ -293,7 +293,7 @@ def test_encoded_rows_are_cached_and_invalid_files_removed(folder, monkeypatch):
     )
     assert kept.find(b"a") is None
     kept.keep(b"a", lots)
-    file = folder / file_key(b"a")
+    file = folder / compute_file_key(b"a")
     os.utime(file, (0, 0))
     opened, opens = [], seen_rows.open_prefix
     with monkeypatch.context() as watched:
@@ -309,12 +309,12 @@ def test_encoded_rows_are_cached_and_invalid_files_removed(folder, monkeypatch):
     assert kept.find(b"b") is None
     monkeypatch.setenv(prefix_files.SIZE_VARIABLE, "0")
     kept.keep(b"b", lots)
-    assert kept.find(b"a") is None and not (folder / file_key(b"b")).exists()
+    assert kept.find(b"a") is None and not (folder / compute_file_key(b"b")).exists()
     monkeypatch.delenv(prefix_files.SIZE_VARIABLE)
     counts, about = np.array([4, -1]), prefix_files.PrefixChunkInfo("name", 3, "")
     parts = {"counts": counts.view(np.uint8), "rows": np.zeros(9, np.float32).view(np.uint8)}
-    prefix_files.write_prefix(file_key(b"c"), about, parts)
-    assert kept.find(b"c") is None and not (folder / file_key(b"c")).exists()
+    prefix_files.write_prefix(compute_file_key(b"c"), about, parts)
+    assert kept.find(b"c") is None and not (folder / compute_file_key(b"c")).exists()
     assert EncodedImageCache("name", 4).find(b"a") is None and not file.exists()
     for failure in (OSError(), LocalllmError()):
         full = Mock(side_effect=failure)
@@ -328,7 +328,7 @@ def test_a_projector_whose_file_is_gone_is_not_cached(monkeypatch):
     seeing.path, seeing._file, seeing._files = "/p.gguf", "file", "files"
     seeing._reader = SimpleNamespace(operations="operations")
     monkeypatch.setattr(eye, "compute_projector_fingerprint", lambda *what: calls.append(what) or b"digest")
-    assert (seeing._fingerprint(), seeing._files, calls) == (
+    assert (seeing._compute_fingerprint(), seeing._files, calls) == (
         b"digest",
         "files",
         [("file", "operations", (vision, images))],
@@ -338,4 +338,4 @@ def test_a_projector_whose_file_is_gone_is_not_cached(monkeypatch):
         raise FileNotFoundError
 
     monkeypatch.setattr(eye, "compute_projector_fingerprint", gone)
-    assert (seeing._fingerprint(), seeing._files) == (b"/p.gguf", None)
+    assert (seeing._compute_fingerprint(), seeing._files) == (b"/p.gguf", None)

@@ -23,7 +23,7 @@ from localllm.engine.image_tokens import (
     skip_image_rows,
     split_images,
 )
-from localllm.engine.runs import Runs
+from localllm.engine.runs import RunPlan
 from localllm.errors import UsageError
 from tests.goldens.test_logits import nmse
 
@@ -216,8 +216,8 @@ def test_image_ids_encode_the_images_hash_and_the_row():
     ]
     some = np.array(plain.ids[2:5])
     assert plain.select_rows(some).tolist() == rows[2:5].tolist()
-    assert plain.mrope_positions(some, 40).tolist() == [[place] * 3 for place in (40, 41, 42)]
-    assert turned.mrope_positions(some, 40).tolist() == [[38, 38, 40], [38, 39, 38], [38, 39, 39]]
+    assert plain.compute_mrope_positions(some, 40).tolist() == [[place] * 3 for place in (40, 41, 42)]
+    assert turned.compute_mrope_positions(some, 40).tolist() == [[38, 38, 40], [38, 39, 38], [38, 39, 39]]
     assert len(ImageEmbedding(b"", np.zeros((MAX_ROWS, 1))).ids) == MAX_ROWS
     with pytest.raises(UsageError, match=r"^an image of 32769 rows exceeds the limit of 32768$"):
         ImageEmbedding(b"", np.zeros((MAX_ROWS + 1, 1)))
@@ -264,8 +264,8 @@ def test_the_last_end_is_that_of_a_run_or_an_image(parts, end):
     """parts: numbers of text tokens, or of rows of an image, below 0."""
     tokens = [token for number, count in enumerate(parts)
               for token in ([5] * count if count > 0 else rows_of(number, -count))]  # fmt: skip
-    assert find_last_end(tokens, len(tokens), Runs(4, 4)) == end
-    assert find_last_end([*tokens, 5], len(tokens), Runs(4, 4)) == end
+    assert find_last_end(tokens, len(tokens), RunPlan(4, 4)) == end
+    assert find_last_end([*tokens, 5], len(tokens), RunPlan(4, 4)) == end
 
 
 def test_runs_do_not_end_within_an_image():
@@ -279,16 +279,16 @@ def test_runs_do_not_end_within_an_image():
         (2, 9, 9, 0),
     ):
         tokens = [5] * before + rows_of(1, rows) + [5] * 9
-        assert find_last_end(tokens, length, Runs(4, 4)) == end
+        assert find_last_end(tokens, length, RunPlan(4, 4)) == end
     tokens = [5, *rows_of(1, 2), *rows_of(2, 9)]
-    assert [find_last_end(tokens, length, Runs(4, 4)) for length in (2, 3, 4, 8, 11, 12)] == [0, 3, 3, 3, 3, 12]
+    assert [find_last_end(tokens, length, RunPlan(4, 4)) for length in (2, 3, 4, 8, 11, 12)] == [0, 3, 3, 3, 3, 12]
 
 
 @pytest.mark.parametrize(("between", "ends"), [(63, [30]), (64, [30]), (65, [15, 30])])
 def test_tiles_with_at_most_64_tokens_between_them_are_one_image(between, ends):
     tokens = [5] * 5 + rows_of(1, 10) + [5] * between + rows_of(2, 15)
     ends = [end if end == 15 else 15 + between + 15 for end in ends]
-    assert list_chunk_ends(tokens, Runs(1000, 1000)) == ends
+    assert list_chunk_ends(tokens, RunPlan(1000, 1000)) == ends
 
 
 @pytest.mark.parametrize("key", [0, 1, 5])

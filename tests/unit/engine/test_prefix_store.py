@@ -29,7 +29,7 @@ from localllm.engine import prefix_store as prefixes
 from localllm.engine.lower.activation import ALL, WANTED, Activation
 from localllm.engine.operations.elementwise import Elementwise
 from localllm.engine.prefix_store import PrefixStore, describe_operations, describe_value, sample_bytes
-from localllm.engine.runs import BATCH, DEEP_POSITION, FIRST_RUN, Runs
+from localllm.engine.runs import BATCH, DEEP_POSITION, FIRST_RUN, RunPlan
 from localllm.errors import LocalllmError
 from localllm.files.cache import ngram_cache_file as written_file
 from localllm.files.cache import prefix_files
@@ -235,8 +235,8 @@ def test_fingerprints_differ_by_weights_operations_and_cache_type(tiny: Path, mo
     prints = set()
     for path in (tiny, model_path("llama"), model_path("llama_yarn")):
         with open_model(path, cache=False) as model:
-            f16 = KVType.of("f16")
-            for kv_type in (f16, KVType.of("k=f16,v=q8_0")):
+            f16 = KVType.parse("f16")
+            for kv_type in (f16, KVType.parse("k=f16,v=q8_0")):
                 prints.add(prefix_store.compute_fingerprint(model.file, [], model.engine.operations, kv_type))
             same = [prefix_store.compute_fingerprint(model.file, [], model.engine.operations, f16) for _ in range(2)]
             assert same[0] == same[1]
@@ -427,7 +427,7 @@ def test_nothing_is_written_to_a_full_disk(tiny: Path, folder: Path, monkeypatch
 @pytest.mark.parametrize("later", [256, 512])
 def test_runs_end_at_the_same_positions_for_all_prompts(later: int):
     """They are at most BATCH tokens apart."""
-    runs, ends = Runs(later), [0]
+    runs, ends = RunPlan(later), [0]
     while ends[-1] < 4000:
         ends.append(runs.find_next_end(ends[-1]))
     assert ends == [*range(0, DEEP_POSITION, FIRST_RUN), *range(DEEP_POSITION, 4097, later)]
@@ -600,8 +600,8 @@ class Written:
         self.begun, self.continue_with, self.written = threading.Semaphore(0), threading.Semaphore(0), list[str]()
         self.closed, self.pruned, self.error = list[str](), 0, None
         self.kept = prefixes.PrefixStore(
-            SimpleNamespace(hyperparameters=SimpleNamespace(states=list)),  # type: ignore[arg-type]
-            SimpleNamespace(path="name.gguf", versions=list),  # type: ignore[arg-type]
+            SimpleNamespace(hyperparameters=SimpleNamespace(list_states=list)),  # type: ignore[arg-type]
+            SimpleNamespace(path="name.gguf", stat_files=list),  # type: ignore[arg-type]
         )
         monkeypatch.setattr(self.kept, "_write_chunks", self.write)
         monkeypatch.setattr(prefixes, "prune", lambda: setattr(self, "pruned", self.pruned + 1))

@@ -49,8 +49,8 @@ def fresh(engine: Engine, ids: list[int], logits: str = "last") -> np.ndarray:
 
 def test_states_are_padded_to_vectors_and_aligned_to_cache_lines():
     layout = StateLayout([Recurrent(0, ((3, 20), (5,))), Recurrent(2, ((2, 2, 32),))])
-    assert [layout.offset(*place) for place in ((0, 0), (0, 1), (2, 0))] == [0, 4 * 3 * 32, 4 * (3 * 32 + 16)]
-    for memory in (layout.zeros, layout.new()):
+    assert [layout.get_offset(*place) for place in ((0, 0), (0, 1), (2, 0))] == [0, 4 * 3 * 32, 4 * (3 * 32 + 16)]
+    for memory in (layout.zeros, layout.allocate()):
         assert len(memory) == 3 * 32 + 16 + 4 * 32 and memory.ctypes.data % 64 == 0
 
 
@@ -113,8 +113,8 @@ def test_attending_layers_may_be_listed_in_the_metadata():
 def test_memory_of_states_does_not_grow_with_the_context():
     h = load_architecture(file_of(*mamba(inner=72, state=5, taps=3, layers=2)))[1]
     assert (
-        count_cache_bytes(h.states(), 10, KVType())
-        == count_cache_bytes(h.states(), 10**6, KVType())
+        count_cache_bytes(h.list_states(), 10, KVType())
+        == count_cache_bytes(h.list_states(), 10**6, KVType())
         == 2 * 4 * 72 * (2 + 5)
     )
 
@@ -227,7 +227,7 @@ def test_tokens_to_run_again_survive_a_failed_run(engine, monkeypatch, failure):
 
 
 def test_forks_share_states_until_they_run():
-    layout = StateLayout(load_architecture(file_of(*MODELS["mamba2"]))[1].states())
+    layout = StateLayout(load_architecture(file_of(*MODELS["mamba2"]))[1].list_states())
     state = RecurrentState(layout)
     state.prepare(0, 10)
     first = state.target
@@ -258,7 +258,7 @@ def test_candidates_in_forks_equal_separate_answers(tmp_path):
 
 
 def test_snapshots_are_limited_and_denser_near_the_end(monkeypatch):
-    layout = StateLayout(load_architecture(file_of(*MODELS["mamba"]))[1].states())
+    layout = StateLayout(load_architecture(file_of(*MODELS["mamba"]))[1].list_states())
     state, length = RecurrentState(layout), 0
     for count in [512] * 20 + [1] * 500:
         state.prepare(length, count)

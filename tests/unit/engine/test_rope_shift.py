@@ -262,15 +262,19 @@ def test_rotations_of_keys_are_recognized_through_later_operations(said: Said, p
     """Check pairs anywhere in a head, operations before the rotation, and harmless ones after it."""
     neox, pairs = (said("rope", product, rope=rope, divisors=None) for rope in (NEOX, PAIRS))
     slow = said("rope", product, rope=NEOX, divisors=np.full(16, 2, np.float32))
-    expected = NEOX.frequencies().tolist()
+    expected = NEOX.compute_frequencies().tolist()
     assert turned(said, neox) == (expected, 1, 16)
     assert turned(said, slow) == ([each / 2 for each in expected], 1, 16)
-    assert turned(said, pairs) == (PAIRS.frequencies().tolist(), 2, 1)
+    assert turned(said, pairs) == (PAIRS.compute_frequencies().tolist(), 2, 1)
     assert turned(said, said("scale", pairs)) == turned(said, pairs)
     still = said("linear", Activation(ALL, 48), columns=48)
     behind = said("concat_heads", still, neox, heads=2)
     assert turned(said, behind) == ([0] * 24 + expected, 1, 16)
-    assert turned(said, said("concat_heads", still, pairs, heads=2)) == ([0] * 12 + PAIRS.frequencies().tolist(), 2, 1)
+    assert turned(said, said("concat_heads", still, pairs, heads=2)) == (
+        [0] * 12 + PAIRS.compute_frequencies().tolist(),
+        2,
+        1,
+    )
     assert turned(said, said("concat_heads", neox, still, heads=2)) == (expected, 1, 16)
     for never in (product, said("concat_heads", still, product, heads=2), said("add", product, said("linear", neox))):
         assert turned(said, never) is None

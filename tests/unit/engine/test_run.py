@@ -11,12 +11,12 @@ from localllm.engine.cuda.backend import CudaBackend
 from localllm.engine.cuda.lowering import merge_quantizations
 from localllm.engine.cuda.program import BufferArena
 from localllm.engine.draft_head import DraftHead
-from localllm.engine.lower.header import MIN_TEXT_KERNEL_TOKENS, Header, SequenceSpan, TextSpan
-from localllm.engine.lower.tape import Buffer, Step
+from localllm.engine.lower.header import MIN_TEXT_KERNEL_TOKENS, RunHeader, SequenceSpan, TextSpan
+from localllm.engine.lower.tape import Buffer, KernelStep
 from localllm.engine.memory import cache as cache_module
 from localllm.engine.memory.cache import KVCache, ReservedMemory
 from localllm.engine.options import EngineOptions
-from localllm.engine.runs import Runs
+from localllm.engine.runs import RunPlan
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.kernels.cpu import MIN_ALL_TILES
 from localllm.kernels.table import PAGE
@@ -26,7 +26,7 @@ from tests.unit.engine.trace.test_recorder import x
 @pytest.mark.parametrize(("precise", "most"), [(True, 128), (False, 1)])
 def test_a_header_lists_the_tokens_and_positions_of_sequences(precise, most):
     """Queries are rotated by positions; keys are stored at offsets."""
-    header, logits = Header(9), np.zeros((3, 4), np.float32)
+    header, logits = RunHeader(9), np.zeros((3, 4), np.float32)
     store = SimpleNamespace(addresses=(101, 102, 103))
     other = SimpleNamespace(addresses=(201, 202, 203))
     spans = [SequenceSpan(store, 5, np.array([7, 8, 9]), 2), SequenceSpan(other, 0, np.array([4]), 0, encoded=6),
@@ -52,7 +52,7 @@ def test_a_header_lists_the_tokens_and_positions_of_sequences(precise, most):
 
 @pytest.mark.parametrize("tokens", [MIN_ALL_TILES - 1, MIN_ALL_TILES])
 def test_few_tokens_are_counted_below_a_limit(tokens):
-    header = Header()
+    header = RunHeader()
     header.fill([SequenceSpan(SimpleNamespace(addresses=(0, 0, 0)), 0, np.zeros(tokens), 1)], True, np.zeros((1, 1)))
     assert header.few_counts.tolist() == [tokens if tokens < MIN_ALL_TILES else 0, 1]
 
@@ -60,7 +60,7 @@ def test_few_tokens_are_counted_below_a_limit(tokens):
 @pytest.mark.parametrize(("precise", "tokens", "most"), [(True, 3, 128), (True, 130, 135), (False, 130, 128)])
 def test_a_header_lists_texts_on_pages_of_their_own(precise, tokens, most):
     """Tokens behind the first of a pair have another token type."""
-    header, rows, pages = Header(200), np.zeros((3, 4), np.float32), np.arange(10, 20)
+    header, rows, pages = RunHeader(200), np.zeros((3, 4), np.float32), np.arange(10, 20)
     texts = [TextSpan(np.array([7, 8]), 1), TextSpan(np.arange(tokens), tokens), TextSpan(np.array([4, 5, 6]), 2)]
     header.describe_texts(texts, pages, rows, precise)
     count, own = 5 + tokens, -(-tokens // PAGE)
@@ -86,7 +86,7 @@ def test_a_header_lists_texts_on_pages_of_their_own(precise, tokens, most):
 
 
 def test_runs_end_at_multiples_of_their_length():
-    runs = Runs()
+    runs = RunPlan()
     assert [runs.find_last_end(length) for length in (0, 511, 512, 1024, 2047, 2048, 2303, 2304)] == [
         0, 0, 512, 1024, 1536, 2048, 2048, 2304,
     ]  # fmt: skip
@@ -158,21 +158,21 @@ def test_a_cache_reserves_as_many_contexts_as_memory_allows(monkeypatch):
         sizes.clear()
         limits.append(most)
         monkeypatch.setattr(cache_module, "get_address_room", lambda room=room: room)
-        cache = KVCache(states, 2 * PAGE, KVType.of("f32"))
+        cache = KVCache(states, 2 * PAGE, KVType.parse("f32"))
         assert (cache.sequences, cache.pages, [size // one for size in sizes]) == ((contexts,), 2 * contexts | 1, tried)
     limits.append(0)
     with pytest.raises(MemoryLimitError):
-        KVCache(states, 2 * PAGE, KVType.of("f32"))
+        KVCache(states, 2 * PAGE, KVType.parse("f32"))
     limits.append(1)
-    assert KVCache([], 2 * PAGE, KVType.of("f32")).sequences == (1024,) and sizes[-1] == 1
+    assert KVCache([], 2 * PAGE, KVType.parse("f32")).sequences == (1024,) and sizes[-1] == 1
     with pytest.raises(ModelError, match=r"^a recurrent state is not supported yet \(layer 7\)$"):
-        KVCache([Recurrent(7, ())], PAGE, KVType.of("f32"))
+        KVCache([Recurrent(7, ())], PAGE, KVType.parse("f32"))
 
 
 def test_an_arena_grows_and_keeps_earlier_addresses():
     allocated = []
     arena = BufferArena(SimpleNamespace(allocate=lambda size: allocated.append(size) or 1000 * len(allocated)))
-    assert [arena.address(size) for size in (0, 5, 5, 4, 6, 6)] == [1000, 2000, 2000, 2000, 3000, 3000]
+    assert [arena.reserve(size) for size in (0, 5, 5, 4, 6, 6)] == [1000, 2000, 2000, 2000, 3000, 3000]
     assert allocated == [1, 5, 6]
 
 
@@ -189,11 +189,13 @@ def test_an_arena_grows_and_keeps_earlier_addresses():
 )  # fmt: skip
 def test_quantizing_is_merged_into_the_step_before_if_rows_match(maker, group, between, kernels):
     output = Buffer(4, 64)
-    done = [Step(maker, {"y": output} | ({"group": group} if group else {}), 5, None, [], [output])] if maker else []
-    done += [Step("scale", {}, 1, None, [output], [Buffer(1, 1)])] if between else []
+    done = (
+        [KernelStep(maker, {"y": output} | ({"group": group} if group else {}), 5, None, [], [output])] if maker else []
+    )
+    done += [KernelStep("scale", {}, 1, None, [output], [Buffer(1, 1)])] if between else []
     codes = [Buffer(1, size) for size in (1, 2, 3)]
     arguments = dict(zip(("codes", "scales", "sums"), codes, strict=True))
-    quantize = Step("quantize_planes", arguments | {"x": output, "columns": 16}, 7, None, [output], codes)
+    quantize = KernelStep("quantize_planes", arguments | {"x": output, "columns": 16}, 7, None, [output], codes)
     merged = merge_quantizations([*done, quantize])
     assert " ".join(step.kernel for step in merged) == kernels
     if "_quantize" in kernels:
@@ -286,7 +288,9 @@ def test_a_draft_head_compiles_its_program_and_its_fusion(monkeypatch, fuses):
     if fuses:
         (fusing,) = beside
         assert [one.verb for one in fusing] == ["external_input", "slice_columns"] and fusing[0].memory is head._tapped
-        head._fuse = SimpleNamespace(rows=lambda count, pages: (count, len(pages), head._tapped[:2, :12].tolist()))
+        head._fuse = SimpleNamespace(
+            compute_rows=lambda count, pages: (count, len(pages), head._tapped[:2, :12].tolist())
+        )
         rows = np.arange(24, dtype=np.float32).reshape(2, 12)
         assert head.fuse_hidden_states(rows) == (2, 512 // PAGE, rows.tolist())
     else:

@@ -229,21 +229,21 @@ def test_a_full_cache_is_an_error_that_keeps_all_sequences(path):
 def test_a_run_that_fails_halfway_returns_its_pages(path):
     """Of two sequences the first has its pages already when there are none for the second."""
     engine = Engine(GGUFFile.open(path), EngineOptions(1, 5 * PAGE, "f32"))
-    room = engine.cache_usage()[1] // PAGE
+    room = engine.get_cache_usage()[1] // PAGE
     others = [engine.sequence() for _ in range(room // 5 - 1)]
     for other in others:
         other.append(tokens(5 * PAGE), "none")
     first, second = engine.sequence(), engine.sequence()
     for sequence in (first, second):
         sequence.append([1])
-    used, left = engine.cache_usage()[0], room - engine.cache_usage()[0] // PAGE
+    used, left = engine.get_cache_usage()[0], room - engine.get_cache_usage()[0] // PAGE
     with pytest.raises(MemoryLimitError):
         engine.step([(first, tokens(3 * PAGE)), (second, tokens((left - 2) * PAGE))])
-    assert (engine.cache_usage()[0], first.tokens, second.tokens) == (used, [1], [1])
+    assert (engine.get_cache_usage()[0], first.tokens, second.tokens) == (used, [1], [1])
     assert nmse(first.append(tokens(3 * PAGE)), fresh(path, [1, *tokens(3 * PAGE)])) < bound(1e-12, in_tiles=1e-9)
     for sequence in (first, second, *others):
         sequence.close()
-    assert engine.cache_usage()[0] == 0
+    assert engine.get_cache_usage()[0] == 0
     engine.close()
 
 

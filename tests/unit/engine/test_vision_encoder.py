@@ -43,19 +43,19 @@ def picture(size: tuple[int, int], seed: int = 0) -> Image.Image:
 def twin(file: GGUFFile, reader: VisionEncoder, shown: Image.Image) -> np.ndarray:
     """Return the reference's rows of a picture."""
     h, family, weights = reader.hyperparameters, reader.family, Weights(file.tensors)
-    grid = h.grid(shown)
+    grid = h.compute_grid(shown)
 
     def builder(rows: np.ndarray, turns: np.ndarray | None = None) -> ReferenceBuilder:
         seen = ImageEmbedding(b"", rows, turns)
         ids = np.array(seen.ids)
         return ReferenceBuilder(
-            [SequenceSpan(ReferenceCache(KVType.of("f32")), 0, ids, len(rows), seen=seen)], {}, len(rows)
+            [SequenceSpan(ReferenceCache(KVType.parse("f32")), 0, ids, len(rows), seen=seen)], {}, len(rows)
         )
 
-    pixels, windows = h.rows(shown, weights), h.windows(grid)
-    b = builder(pixels, h.rotary_positions(grid))
+    pixels, windows = h.compute_rows(shown, weights), h.find_window_ends(grid)
+    b = builder(pixels, h.compute_rotary_positions(grid))
     b.windows = None if windows is None else np.searchsorted(windows, np.arange(len(pixels)), side="right")
-    rows = family.gather(h, family.tower(b, weights, h, pixels), grid)
+    rows = family.gather(h, family.encode(b, weights, h, pixels), grid)
     return h.insert_breaks(family.project(builder(rows), weights, h, rows), grid, weights)
 
 
@@ -451,11 +451,11 @@ def test_windows_of_qwen_2_5_cover_every_patch_once(tmp_path):
     """They are 8 x 8 patches, in order, and smaller at the edges."""
     _, reader = opened(tmp_path, "qwen25vl")
     h = reader.hyperparameters
-    assert h.windows((6, 20)).tolist() == [48, 96, 120] and h.windows((8, 8)).tolist() == [64]
-    places = h.places((6, 20))
+    assert h.find_window_ends((6, 20)).tolist() == [48, 96, 120] and h.find_window_ends((8, 8)).tolist() == [64]
+    places = h.list_patches((6, 20))
     assert sorted(map(tuple, places.tolist())) == [(y, x) for y in range(6) for x in range(20)]
     assert places[:5].tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2]] and places[48].tolist() == [0, 8]
-    assert [h.windowed(layer) for layer in range(4)] == [True, False, True, False]
+    assert [h.is_windowed(layer) for layer in range(4)] == [True, False, True, False]
     reader.close()
 
 

@@ -17,14 +17,14 @@ from tests.unit.generation.test_prefix_cache import TakenLock
 
 H = SimpleNamespace(
     path="mmproj.gguf", vocab_size=9, width=4, most_patches=6, input_width=20, most_grid=(2, 3), row_width=5,
-    states=lambda: (),
+    list_states=lambda: (),
 )  # fmt: skip
 
 
 def family(project_columns: int = 5, names=("tower", "project")) -> SimpleNamespace:
     """Return a transformer of rows of 3, two of which make a row for the projector."""
     return SimpleNamespace(
-        tower=lambda b, weights, h, x: b.linear(x, w(3, 20, name=names[0])),
+        encode=lambda b, weights, h, x: b.linear(x, w(3, 20, name=names[0])),
         project=lambda b, weights, h, x: b.linear(x, w(project_columns, 6, name=names[1])),
         gather=lambda h, rows, grid: rows.reshape(len(rows) // 2, -1) if grid == (2, 3) else 1 // 0,
     )
@@ -46,7 +46,7 @@ def test_tracing_a_projector_records_tower_and_projection():
             and part.rows.dtype == np.float32
             and product.inputs == (source.output,)
         )
-        assert part.recorder._angles(SimpleNamespace(dims=4), None).shape == (len(part.rows), 2, 2)
+        assert part.recorder._tabulate_angles(SimpleNamespace(dims=4), None).shape == (len(part.rows), 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,10 @@ def test_a_picture_runs_through_tower_and_projection(programs):
     """The first picture compiles both programs."""
     reader = VisionEncoder.__new__(VisionEncoder)
     reader.hyperparameters = h = SimpleNamespace(
-        path="mmproj.gguf", grid=lambda picture: f"grid of {picture}", rotary_positions=lambda grid: f"turns of {grid}",
-        rows=lambda picture, weights: f"rows of {picture} by {weights}", windows=lambda grid: f"windows of {grid}",
+        path="mmproj.gguf", compute_grid=lambda picture: f"grid of {picture}",
+        compute_rotary_positions=lambda grid: f"turns of {grid}",
+        compute_rows=lambda picture, weights: f"rows of {picture} by {weights}",
+        find_window_ends=lambda grid: f"windows of {grid}",
         insert_breaks=lambda rows, grid, weights: (rows, grid, weights),
         arrange=lambda rows, size, weights: (rows, size, weights),
     )  # fmt: skip
@@ -136,7 +138,7 @@ def test_a_program_gives_its_memory_back_even_if_it_fails(fails):
     program = VisionProgram.__new__(VisionProgram)
     program._rows, program._pages = np.full((6, 8), 9, np.float32), np.arange(3)
     program._angles = [SimpleNamespace(fill=filled.append)]
-    program._program = SimpleNamespace(rows=rows, give_back=lambda: calls.append(("program",)))
+    program._program = SimpleNamespace(compute_rows=rows, give_back=lambda: calls.append(("program",)))
     program._cache = SimpleNamespace(give_back=lambda pages: calls.append(("cache", pages)))
     pixels = np.arange(8, dtype=np.float32).reshape(2, 4)
     if fails:
@@ -175,13 +177,13 @@ def test_a_program_has_memory_for_all_rows(monkeypatch, rows, pages):
 def test_clip_compiles_two_programs_each_for_pictures_and_texts(programs, monkeypatch):
     """They are compiled at first use; of a text the last row counts."""
     reader = ClipEncoder.__new__(ClipEncoder)
-    vision = SimpleNamespace(rows=lambda picture, weights: np.full((3, 2), 7))
+    vision = SimpleNamespace(compute_rows=lambda picture, weights: np.full((3, 2), 7))
     reader._path, reader._options, reader.lock, reader._programs = "clip.gguf", "options", Lock(), {}
     reader._pair, reader._parts = clip.ClipEncoders(vision, "text"), ["see", "of picture", "read", "of text"]
     table = SimpleNamespace(
         token_embd=w(5, 2, name="t"), position_embd=w(4, 2, name="p", first=100),
     )  # fmt: skip
-    reader._weights = SimpleNamespace(part=lambda prefix: table if prefix == "t." else 1 // 0)
+    reader._weights = SimpleNamespace(get_submodel=lambda prefix: table if prefix == "t." else 1 // 0)
     monkeypatch.setattr(clip, "prepare", lambda h, picture: (h, picture))
 
     def run(self, rows):
@@ -193,7 +195,7 @@ def test_clip_compiles_two_programs_each_for_pictures_and_texts(programs, monkey
     assert [(one.records_input, one.ran) for one in programs] == [
         (("see", vision, "options"), [[[7, 7]] * 3]), (("of picture", vision, "options"), [[[10, 11]]]),
     ]  # fmt: skip
-    assert reader.text([3, 0]).tolist() == [10, 11]
+    assert reader.encode_text([3, 0]).tolist() == [10, 11]
     assert [(one.records_input, one.ran) for one in programs[2:]] == [
         (("read", "text", "options"), [[[107.0, 109.0], [103.0, 105.0]]]),
         (("of text", "text", "options"), [[[12, 13]]]),
@@ -205,13 +207,13 @@ def test_clip_compiles_two_programs_each_for_pictures_and_texts(programs, monkey
         raise ModelError("not numbers")
 
     monkeypatch.setattr(Program, "run", broken)
-    for call in (lambda: reader.encode_image("P"), lambda: reader.text([1])):
+    for call in (lambda: reader.encode_image("P"), lambda: reader.encode_text([1])):
         with pytest.raises(ModelError, match=r"^clip\.gguf: not numbers$"):
             call()
     reader.close()
     assert [one.closed for one in programs] == [1] * 4
     reader.lock = TakenLock()
-    for call in (lambda: reader.encode_image("P"), lambda: reader.text([1]), reader.close):
+    for call in (lambda: reader.encode_image("P"), lambda: reader.encode_text([1]), reader.close):
         with pytest.raises(BlockingIOError):
             call()
     assert dequantize_rows(w(5, 2), np.array([4, 0])).tolist() == [[9, 10], [1, 2]]

@@ -158,7 +158,7 @@ def test_a_session_removed_while_listing_is_passed_over(lost, which: int):
     lost(sessions.get_path(f"s{which}"))
     stay = [f"s{number}" for number in (2, 1, 0) if number != which]
     assert sessions.list_names() == stay and [one.name for one in sessions.list_sessions()] == stay
-    assert sessions.latest_name() == stay[0] and sessions.list_branches("s9") == ["s9"]
+    assert sessions.find_latest_name() == stay[0] and sessions.list_branches("s9") == ["s9"]
 
 
 @pytest.mark.parametrize("which", range(3))
@@ -230,10 +230,10 @@ def test_a_record_goes_only_after_its_output(tmp_path):
     """Accept that somebody has removed the record, too."""
     output = str(tmp_path / "out")
     Path(output).write_bytes(b"answers")
-    write_record(output, Provenance.of(b"questions", "q"))
+    write_record(output, Provenance.describe(b"questions", "q"))
     remove_record(output)
     assert os.path.exists(get_record_path(output))
-    assert str(read_record(output)) == f"{os.path.abspath('q')} (9 bytes)" and Provenance.of(b"", "").path == ""
+    assert str(read_record(output)) == f"{os.path.abspath('q')} (9 bytes)" and Provenance.describe(b"", "").path == ""
     os.unlink(output)
     for _ in range(2):
         remove_record(output)
@@ -249,12 +249,12 @@ def test_a_record_goes_only_after_its_output(tmp_path):
     ],
 )  # fmt: skip
 def test_a_run_goes_on_with_grown_or_renamed_input(tmp_path, path: str, data: bytes, goes_on: bool):
-    output, now = str(tmp_path / "out"), Provenance.of(data, path)
-    assert is_same_input(Provenance.of(b"questions", "q"), data, now) == goes_on
+    output, now = str(tmp_path / "out"), Provenance.describe(data, path)
+    assert is_same_input(Provenance.describe(b"questions", "q"), data, now) == goes_on
     require_same_input(output, data, now)
     Path(output).write_bytes(b"answers")
     require_same_input(output, data, now)
-    write_record(output, Provenance.of(b"questions", "q"))
+    write_record(output, Provenance.describe(b"questions", "q"))
     if goes_on:
         require_same_input(output, data, now)
         return
@@ -273,8 +273,8 @@ def test_a_run_goes_on_with_grown_or_renamed_input(tmp_path, path: str, data: by
 
 def test_the_digest_covers_the_beginning_of_an_input():
     one, other = (b"a" * (1 << 16) + end for end in (b"x", b"y"))
-    before = Provenance.of(one, "q")  # all of it counts where it has become shorter
-    assert [is_same_input(before, data, Provenance.of(data, "q")) for data in (one, one[:-1])] == [True, False]
+    before = Provenance.describe(one, "q")  # all of it counts where it has become shorter
+    assert [is_same_input(before, data, Provenance.describe(data, "q")) for data in (one, one[:-1])] == [True, False]
     assert (
         hash_beginning(one) == hash_beginning(other)
         and hash_beginning(one[1:]) != hash_beginning(other[1:])
@@ -284,7 +284,7 @@ def test_the_digest_covers_the_beginning_of_an_input():
 
 def test_broken_records_count_as_none(tmp_path, monkeypatch):
     """Include records of an empty output, and cut ones; and write no known record again."""
-    output, now = tmp_path / "out", Provenance.of(b"questions", "")
+    output, now = tmp_path / "out", Provenance.describe(b"questions", "")
     assert read_record(str(output)) is None and get_record_path(str(output)) == os.path.realpath(
         tmp_path / ".out.localllm"
     )
@@ -296,7 +296,7 @@ def test_broken_records_count_as_none(tmp_path, monkeypatch):
     monkeypatch.setattr(origin, "SafeFile", lambda path: 1 // 0)
     write_record(str(output), now)
     with pytest.raises(ZeroDivisionError):
-        write_record(str(output), Provenance.of(b"questions", "q"))
+        write_record(str(output), Provenance.describe(b"questions", "q"))
     for broken in (content[:-9], b"[]", b"1", b'{"path": ""}', content[:-2] + b', "x": 1}', b"\xff"):
         mark.write_bytes(broken)
         assert read_record(str(output)) is None

@@ -109,7 +109,7 @@ def test_bytes_behind_the_last_tensor_are_dropped(odd: Wrong, cli, count: int):
     path.write_bytes(path.read_bytes() + bytes([7]) * count)
     printed = require_runs(cli, path, f"{count} bytes after the last tensor")
     assert printed["run"] == cli(*arguments("run", odd.valid))[1]
-    assert not GGUFFile.open(path.with_suffix(".out")).oddities.lines()
+    assert not GGUFFile.open(path.with_suffix(".out")).oddities.format_lines()
 
 
 def test_ignored_metadata_is_not_written_again(odd: Wrong, cli):
@@ -191,9 +191,9 @@ def test_the_line_of_oddities_is_cut_short():
     for number in range(10):
         oddities.note(f"thing {number}")
         oddities.note("thing 0")
-    (line,) = oddities.lines()
+    (line,) = oddities.format_lines()
     assert line.endswith("; thing 5; and 4 more") and line.count(";") == MOST
-    assert Irregularities().lines() == []
+    assert Irregularities().format_lines() == []
 
 
 # ---- which of two tokens a text becomes

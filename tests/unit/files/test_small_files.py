@@ -126,7 +126,7 @@ def test_settings_are_read_with_defaults_and_errors(tmp_path, monkeypatch):
     (tmp_path / "config.toml").write_text("cache_gb = 0\n[aliases]\na = '~/b'\n[model.m]\nx = 1\n", encoding="utf-8")
     loaded = settings.load_settings()
     assert (loaded.cache_gb, loaded.aliases, loaded.model) == (0, {"a": os.path.expanduser("~/b")}, {"m": {"x": 1}})
-    assert str(loaded.error("wrong", "model", "m")) == f"{tmp_path / 'config.toml'}, line 4: wrong"
+    assert str(loaded.make_error("wrong", "model", "m")) == f"{tmp_path / 'config.toml'}, line 4: wrong"
     (tmp_path / "config.toml").write_bytes(b"a\nb\n\xff")
     with pytest.raises(UsageError) as error:
         settings.load_settings()
@@ -247,7 +247,7 @@ def test_a_file_of_lines_is_closed_in_time(tmp_path, monkeypatch):
 def test_a_header_is_read_without_the_weights(tmp_path, monkeypatch):
     """Fetch the header in pieces, each as long as all before; name errors by the names that people know."""
     content, asked = np.arange(1000, dtype=np.float32), list[tuple]()
-    write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama"}, [OutputTensor.of("x", content)])
+    write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama"}, [OutputTensor.from_array("x", content)])
     data = (tmp_path / "m.gguf").read_bytes()
 
     def fetch(name: str, start: int, end: int) -> bytes:
@@ -355,29 +355,32 @@ FIELDS = {
 @pytest.mark.parametrize(
     ("ask", "answer"),
     [
-        (lambda c: c.whole("one", None, 1, 5), 1), (lambda c: c.whole("one", None, 0, 1), 1),
-        (lambda c: c.whole("none there", 5, 1, 5), 5),
-        (lambda c: c.whole("zero", 1, 0, 5), "a number from 0 to 5 (found 0.0)"),
-        (lambda c: c.whole("one", None, 2, 5), "a number from 2 to 5 (found 1)"),
-        (lambda c: c.whole("one", None, 0, 0), "a number from 0 to 0 (found 1)"),
-        (lambda c: c.whole("yes", None, 0, 5), "a number from 0 to 5 (found True)"),
-        (lambda c: c.whole("none there", None, 0, 5), "a number from 0 to 5 (found missing)"),
-        *((lambda c, name=name: c.number(name), FIELDS[name]) for name in ("one", "half", "zero", "tiny")),
-        (lambda c: c.number("none there", 2.5), 2.5),
-        *((lambda c, name=name: c.number(name), f"a positive number (found {told})") for name, told in (
+        (lambda c: c.read_integer("one", None, 1, 5), 1), (lambda c: c.read_integer("one", None, 0, 1), 1),
+        (lambda c: c.read_integer("none there", 5, 1, 5), 5),
+        (lambda c: c.read_integer("zero", 1, 0, 5), "a number from 0 to 5 (found 0.0)"),
+        (lambda c: c.read_integer("one", None, 2, 5), "a number from 2 to 5 (found 1)"),
+        (lambda c: c.read_integer("one", None, 0, 0), "a number from 0 to 0 (found 1)"),
+        (lambda c: c.read_integer("yes", None, 0, 5), "a number from 0 to 5 (found True)"),
+        (lambda c: c.read_integer("none there", None, 0, 5), "a number from 0 to 5 (found missing)"),
+        *((lambda c, name=name: c.read_number(name), FIELDS[name]) for name in ("one", "half", "zero", "tiny")),
+        (lambda c: c.read_number("none there", 2.5), 2.5),
+        *((lambda c, name=name: c.read_number(name), f"a positive number (found {told})") for name, told in (
             ("less", TINY / 2), ("below", -0.5), ("none", "nan"), ("all", "inf"), ("yes", True), ("text", "a"))),
-        (lambda c: c.flag("yes"), True), (lambda c: c.flag("none there", False), False),
-        (lambda c: c.flag("one"), "true or false (found 1)"), (lambda c: c.text("text"), "a"),
-        (lambda c: c.text("none there", "b"), "b"), (lambda c: c.text("one"), "a string (found 1)"),
-        (lambda c: c.array("numbers", "iu", "numbers").tolist(), [0, 1, 2]),
-        (lambda c: c.array("numbers", "f", "fractions"), "fractions (found [0 1 2])"),
-        (lambda c: c.array("table", "f", "fractions"), "fractions (found [[0. 0. 0.]])"),
-        (lambda c: c.array("many", "i", "numbers"), "numbers (found an array of 9)"),
-        (lambda c: c.array("some", "i", "numbers"), "numbers (found [0, 1, 2, 3, 4, 5, 6, 7])"),
-        (lambda c: c.strings("names"), ["a", "b"]), (lambda c: c.strings("empty"), []),
-        (lambda c: c.strings("mixed"), "an array of strings (found [1])"),
-        (lambda c: c.strings("text"), "an array of strings (found a)"),
-        (lambda c: (c.has("one"), c.has("none there"), c.raw("one"), c.raw("none there", 3)), (True, False, 1, 3)),
+        (lambda c: c.read_flag("yes"), True), (lambda c: c.read_flag("none there", False), False),
+        (lambda c: c.read_flag("one"), "true or false (found 1)"), (lambda c: c.read_text("text"), "a"),
+        (lambda c: c.read_text("none there", "b"), "b"), (lambda c: c.read_text("one"), "a string (found 1)"),
+        (lambda c: c.read_array("numbers", "iu", "numbers").tolist(), [0, 1, 2]),
+        (lambda c: c.read_array("numbers", "f", "fractions"), "fractions (found [0 1 2])"),
+        (lambda c: c.read_array("table", "f", "fractions"), "fractions (found [[0. 0. 0.]])"),
+        (lambda c: c.read_array("many", "i", "numbers"), "numbers (found an array of 9)"),
+        (lambda c: c.read_array("some", "i", "numbers"), "numbers (found [0, 1, 2, 3, 4, 5, 6, 7])"),
+        (lambda c: c.read_strings("names"), ["a", "b"]), (lambda c: c.read_strings("empty"), []),
+        (lambda c: c.read_strings("mixed"), "an array of strings (found [1])"),
+        (lambda c: c.read_strings("text"), "an array of strings (found a)"),
+        (
+            lambda c: (c.has("one"), c.has("none there"), c.read_raw("one"), c.read_raw("none there", 3)),
+            (True, False, 1, 3),
+        ),
     ],
 )  # fmt: skip
 def test_metadata_of_another_kind_or_range_are_refused(ask, answer):
@@ -393,7 +396,7 @@ def test_metadata_of_another_kind_or_range_are_refused(ask, answer):
 
 def test_metadata_errors_name_the_key_and_the_file():
     bare = MetadataReader({}, "llama.")
-    assert str(bare.error("wrong")) == "wrong" and bare.key("a\nb") == repr("llama.a\nb")
+    assert str(bare.make_error("wrong")) == "wrong" and bare.format_key("a\nb") == repr("llama.a\nb")
     unsupported = MetadataReader({}, "", "m.gguf").make_unsupported_error("no")
     assert (type(unsupported), str(unsupported)) == (UnsupportedError, "m.gguf: no")
     values = {"list": ["a", "b"], "text": "a"}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 import localllm
-from localllm.generation.chunk_reuse import READ_AGAIN, Chunk, find_chunks
+from localllm.generation.chunk_reuse import READ_AGAIN, ReusedChunk, find_chunks
 from localllm.generation.options import GenerationOptions
 from localllm.generation.request import Request
 from localllm.generation.sampling.options import SamplingOptions
@@ -17,14 +17,14 @@ LEAST = 16
 
 def test_one_inserted_token_leaves_the_rest_reusable():
     prompt = [*TEXT[:100], 7, *TEXT[100:]]
-    assert find_chunks(TEXT, prompt, 100, LEAST) == [Chunk(101 + READ_AGAIN, 100 + READ_AGAIN, 199 - READ_AGAIN)]
+    assert find_chunks(TEXT, prompt, 100, LEAST) == [ReusedChunk(101 + READ_AGAIN, 100 + READ_AGAIN, 199 - READ_AGAIN)]
 
 
 def test_several_chunks_are_found_in_any_order():
     prompt = [1, 2, *TEXT[200:260], 3, *TEXT[50:80], *TEXT[10:14]]
     chunks = find_chunks(TEXT, prompt, 0, LEAST)
     skip = READ_AGAIN
-    assert chunks == [Chunk(2 + skip, 200 + skip, 60 - skip), Chunk(63 + skip, 50 + skip, 30 - skip)]
+    assert chunks == [ReusedChunk(2 + skip, 200 + skip, 60 - skip), ReusedChunk(63 + skip, 50 + skip, 30 - skip)]
 
 
 @pytest.mark.parametrize(("length", "is_found"), [(LEAST - 1, False), (LEAST, True)])

@@ -114,7 +114,7 @@ def test_parked_sequences_leave_room_for_a_whole_context(tokenizer: Tokenizer, m
     count_prefilled(fake, session, "Hi")
     used = len(fake.open_sequences[0].tokens)
     for places, held in ((used + fake.context - 1, 1), (used + fake.context, 2)):
-        monkeypatch.setattr(fake, "cache_usage", lambda places=places: (used, places))
+        monkeypatch.setattr(fake, "get_cache_usage", lambda places=places: (used, places))
         session.cache.park()
         assert len(fake.open_sequences) == held
 

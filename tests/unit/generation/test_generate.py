@@ -289,7 +289,7 @@ def test_stop_takes_a_string_or_a_list_of_strings(stop, expected):
     (0, "shift", 3, 0), (None, "shift", 3, sys.maxsize),
 ])  # fmt: skip
 def test_the_token_limit_depends_on_the_overflow_policy(most: int | None, overflow: str | None, room: int, limit: int):
-    assert GenerationOptions(max_tokens=most, on_overflow=overflow).limit(room) == limit
+    assert GenerationOptions(max_tokens=most, on_overflow=overflow).compute_limit(room) == limit
 
 
 def test_a_prompt_without_room_for_an_answer_is_refused():
@@ -350,7 +350,9 @@ def test_text_held_by_the_tool_call_parser_is_streamed_at_the_end(
         return [TextPart(ANSWER, "".join(ready))]
 
     reader = SimpleNamespace(is_marked=False, push=push, flush=lambda is_end: [TextPart(ANSWER, held[0])])
-    calls = SimpleNamespace(reader=lambda: reader, make_json_parser=lambda: None, shown={}, plain={}, use=ToolUse([]))
+    calls = SimpleNamespace(
+        create_parser=lambda: reader, make_json_parser=lambda: None, shown={}, plain={}, use=ToolUse([])
+    )
     transcript = Transcript(tokenizer.stream(), stops, calls=calls)
     parts = [part for token in tokenizer.encode("abc") for part in transcript.push(token)]
     assert transcript.text == before

@@ -10,7 +10,7 @@ from fake_sequences import FakeSequences
 from pooled import acquire
 
 from localllm.engine.memory.sequence_state import StoredPrefix
-from localllm.engine.runs import FIRST_RUN, PRECISE_TOKENS, Runs
+from localllm.engine.runs import FIRST_RUN, PRECISE_TOKENS, RunPlan
 from localllm.generation.context_overflow import ShiftedSequence
 from localllm.generation.prefix_cache import (
     NOTHING,
@@ -23,7 +23,7 @@ from localllm.generation.prefix_cache import (
     find_longest_match,
 )
 
-RUNS = Runs()
+RUNS = RunPlan()
 LONG = list(range(2 * FIRST_RUN + 100))
 SHORT = list(range(50))
 
@@ -70,7 +70,7 @@ def test_a_short_prompt_continues_at_any_position():
 def test_a_turn_continues_anywhere_if_its_kernels_are_the_same():
     """Compare two prompts of 49 tokens with one for which other kernels are selected."""
     turns, prefill = [TurnBoundary(20, 25), TurnBoundary(49, 52)], LONG[:52]
-    runs = Runs(kernel_limits=(50,))
+    runs = RunPlan(kernel_limits=(50,))
     assert find_longest_match([ReuseCandidate("a", prefill, turns, 0)], LONG[:49], runs) == PrefixMatch("a", 48)
     assert find_longest_match([ReuseCandidate("a", prefill, turns, 0)], [*LONG[:40], *[-1] * 9], runs) == PrefixMatch(
         "a", 40
@@ -181,7 +181,7 @@ def engine_of(context: int = 2 * FIRST_RUN) -> FakeSequences:
 def test_parked_sequences_are_bounded_and_can_be_taken_back():
     """Leave room for one whole context."""
     engine = engine_of(100)
-    engine.cache_usage = lambda: (50, 150)
+    engine.get_cache_usage = lambda: (50, 150)
     sequences = PrefixCache(engine)
     sequences.park()
     assert not engine.made
@@ -192,7 +192,7 @@ def test_parked_sequences_are_bounded_and_can_be_taken_back():
     assert engine.open() == PARKED + 1
     assert [prefill(sequences, [number] * 9 + [8])[0] for number in (1, 2, 2)] == [0, 9, 9]
     for places, held in (((51, 150), 3), ((50, 150), 4)):  # 2 was taken
-        engine.cache_usage = lambda usage=places: usage
+        engine.get_cache_usage = lambda usage=places: usage
         sequences.park()
         assert len(sequences._parked) == held
     prefill(sequences, [1] * 9, keep=2)
@@ -252,7 +252,7 @@ def test_files_are_asked_for_the_prompt_and_then_the_conversation(earlier: int |
 def test_a_prefix_from_files_is_continued():
     """Continue a prompt in whole runs and a conversation after its end; look again if the file is gone."""
     engine, ids = engine_of(), [2] * 20
-    engine.runs = Runs(4, 4)
+    engine.runs = RunPlan(4, 4)
     prompt, talk = StoredPrefix(ids[:8], (), False, False), StoredPrefix(ids[:9], (), False, True)
     for stored_prefixes, there, turns in (
         ({(20, False): prompt}, 8, []),

@@ -312,13 +312,13 @@ class Follower:
     def allowed_mask(self) -> np.ndarray:
         return np.isin(np.arange(9), self.tokens)
 
-    def unfinished_mask(self, thinking: Thinking) -> np.ndarray:
+    def compute_unfinished_mask(self, thinking: Thinking) -> np.ndarray:
         return np.isin(np.arange(9), [1, 2, 4, 8])
 
     def accept(self, token: int) -> None:
         self.said.append(token)
 
-    def expected_tokens(self) -> list[int]:
+    def get_expected_tokens(self) -> list[int]:
         return [7]
 
 
@@ -363,7 +363,7 @@ def test_reasoning_is_free_and_unseen_by_the_constraint():
     """Begin it only as its format allows."""
     guide = make_state(THINK.escape_marks(), Follower(0, 1, 3, 8), **MARKS)
     other, matcher = guide.copy(), guide._matcher
-    assert (allowed_tokens(guide), guide.expected_tokens(), guide.has_ended) == ([0, 1, 3], (), False)
+    assert (allowed_tokens(guide), guide.get_expected_tokens(), guide.has_ended) == ([0, 1, 3], (), False)
     for token, allowed, expected, thoughts in (
         (3, [5], (5,), 0), (5, [1, 2, 4], (), 0), (1, [1, 2, 4], (), 1), (4, [0, 1], [7], 2), (1, [0, 1], [7], 2),
     ):  # fmt: skip
@@ -371,7 +371,7 @@ def test_reasoning_is_free_and_unseen_by_the_constraint():
         assert guide.has_ended == (guide.transcript.kind == ANSWER), "not within a thought"
         matcher.is_complete = False
         guide.accept(token)
-        assert (allowed_tokens(guide), guide.expected_tokens(), guide.thoughts) == (allowed, expected, thoughts)
+        assert (allowed_tokens(guide), guide.get_expected_tokens(), guide.thoughts) == (allowed, expected, thoughts)
     assert (matcher.said, guide.transcript.thinking, guide.transcript.text) == ([1], "a", "a")
     matcher.is_complete = True
     assert guide.has_ended
@@ -380,7 +380,7 @@ def test_reasoning_is_free_and_unseen_by_the_constraint():
     free = make_state(THINK.escape_marks(), **MARKS)
     for token in (3, 1, 4):
         free.accept(token)
-        assert (allowed_tokens(free), free.expected_tokens(), free.has_ended) == (None, (), False)
+        assert (allowed_tokens(free), free.get_expected_tokens(), free.has_ended) == (None, (), False)
     unmarked = make_state(THINK, Follower(0, 1, 3))
     assert (unmarked.transcript.kind, allowed_tokens(unmarked)) == (ANSWER, [0, 1, 3])
 
@@ -392,14 +392,14 @@ def test_a_used_up_budget_forces_the_closing_marker():
         assert allowed_tokens(guide) == free
         for token, allowed, expected in ((1, free, ()), (2, [4], (4, 5)), (4, [5], (5,))):
             guide.accept(token)
-            assert (allowed_tokens(guide), guide.expected_tokens()) == (allowed, expected)
+            assert (allowed_tokens(guide), guide.get_expected_tokens()) == (allowed, expected)
         guide.accept(5)
         assert (allowed_tokens(guide), guide.thoughts, guide.transcript.thinking) == (behind, 2, "ab")
         guide = make_state(THINK.escape_marks(), matcher, is_open=True, budget=0, **MARKS)
         assert allowed_tokens(guide) == [4]
         guide = make_state(THINK.escape_marks(), matcher, budget=0, **MARKS)
         assert allowed_tokens(guide) == behind, "none may begin"
-        assert make_state(THINK.escape_marks(), matcher, is_open=True, budget=1, **MARKS).expected_tokens() == ()
+        assert make_state(THINK.escape_marks(), matcher, is_open=True, budget=1, **MARKS).get_expected_tokens() == ()
 
 
 def test_every_answer_of_a_channel_format_gets_its_header():

@@ -12,7 +12,7 @@ import localllm
 from localllm import api
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.generation.context_overflow import ShiftedSequence
-from localllm.generation.run_queue import RunQueue, Step
+from localllm.generation.run_queue import QueuedStep, RunQueue
 
 QUESTIONS = [[{"role": "user", "content": f"What is question {number}?"}] for number in range(8)]
 SECONDS = 30
@@ -151,7 +151,7 @@ class Gated(Lasting):
         assert self.allowed_mask.wait(SECONDS)
 
 
-def submit(queue: RunQueue, engine: FakeSequences, *sizes: int) -> list[Step]:
+def submit(queue: RunQueue, engine: FakeSequences, *sizes: int) -> list[QueuedStep]:
     """Submit a step of a new sequence for each token count, each from its own scheduler."""
     steps = [step_of(engine.sequence(), size) for size in sizes]
     for step in steps:
@@ -159,8 +159,8 @@ def submit(queue: RunQueue, engine: FakeSequences, *sizes: int) -> list[Step]:
     return steps
 
 
-def step_of(sequence: Any, size: int, logits: str = "last") -> Step:
-    return Step(object(), [(sequence, [1] * size)], logits)
+def step_of(sequence: Any, size: int, logits: str = "last") -> QueuedStep:
+    return QueuedStep(object(), [(sequence, [1] * size)], logits)
 
 
 def test_submitted_steps_share_one_run():
@@ -211,7 +211,7 @@ def test_a_failing_step_fails_alone():
     assert lengths(steps) == [1, 0, 1]
 
 
-def lengths(steps: list[Step]) -> list[int]:
+def lengths(steps: list[QueuedStep]) -> list[int]:
     return [len(step.spans[0][0].tokens) for step in steps]
 
 

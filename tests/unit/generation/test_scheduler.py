@@ -18,15 +18,15 @@ from localllm.engine.image_tokens import ImageEmbedding
 from localllm.engine.memory.sequence_state import StoredPrefix
 from localllm.engine.prefix_store import CachedPrefix
 from localllm.engine.runs import FIRST_RUN as CHUNK
-from localllm.engine.runs import Runs
+from localllm.engine.runs import RunPlan
 from localllm.errors import ContextError, MemoryLimitError, UsageError
 from localllm.generation.beam_search import generate_answers
 from localllm.generation.chunked_prefill import (
     PrefillSegment,
     PrefillSegments,
     compute_chunk_size,
+    compute_max_prefill_tokens,
     count_reusable_tokens,
-    max_prefill_tokens,
 )
 from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
@@ -52,9 +52,9 @@ class Paged(FakeSequences):
     def __init__(self, row: Callable, context: int = 512, places: int = 10**6):
         super().__init__(VOCAB, row, context)
         self.count, self.ran, self.owners, self.most = places, [], [], 0
-        self.runs = Runs()
+        self.runs = RunPlan()
 
-    def cache_usage(self) -> tuple[int, int]:
+    def get_cache_usage(self) -> tuple[int, int]:
         held = [sequence.tokens for sequence in self.made if not sequence.closed]
         shared = {tuple(tokens[:end]) for tokens in held for end in range(PAGE, len(tokens) + 1, PAGE)}
         return PAGE * (len(shared) + sum(len(tokens) % PAGE > 0 for tokens in held)), self.count
@@ -66,13 +66,13 @@ class Paged(FakeSequences):
         places = [(len(sequence.tokens), len(ids)) for sequence, ids in requests]
         for sequence, ids in requests:
             sequence.add(ids)
-        if self.cache_usage()[0] > self.count:
+        if self.get_cache_usage()[0] > self.count:
             for (sequence, _), (length, _) in zip(requests, places, strict=True):
                 sequence.truncate(length)
             raise MemoryLimitError("full")
         self.ran.append((precise, places))
         self.owners.append([sequence.tokens[0] for sequence, _ in requests])
-        self.most = max(self.most, self.cache_usage()[0])
+        self.most = max(self.most, self.get_cache_usage()[0])
         return self.give_logits(requests, logits)
 
 
@@ -436,7 +436,7 @@ def test_a_waiting_request_is_looked_up_again_only_after_a_change(monkeypatch):
     ],
 )
 def test_the_reusable_prefix_ends_at_a_whole_run(same: int, prompt: int, other: int, expected: int):
-    ours, theirs = (PrefillSegments([5] * length, Runs()) for length in (prompt, other))
+    ours, theirs = (PrefillSegments([5] * length, RunPlan()) for length in (prompt, other))
     assert count_reusable_tokens(same, ours, theirs) == expected
 
 
@@ -454,7 +454,7 @@ def test_the_reusable_prefix_ends_at_a_whole_run(same: int, prompt: int, other: 
     ],
 )
 def test_the_reusable_prefix_respects_exact_ends(same: int, prompt: int, other: int, expected: int):
-    ours, theirs = (PrefillSegments([5] * length, Runs(exact=8)) for length in (prompt, other))
+    ours, theirs = (PrefillSegments([5] * length, RunPlan(exact=8)) for length in (prompt, other))
     assert count_reusable_tokens(same, ours, theirs) == expected
 
 
@@ -462,11 +462,11 @@ def test_both_ends_of_a_prompt_are_exact():
     """Give the first and last tokens of long runs segments of their own; short runs are exact anyway."""
 
     def stretches(prompt: list[int]) -> list[tuple[int, int, bool]]:
-        segments, place, cut = [], 0, PrefillSegments(prompt, Runs(exact=8))
+        segments, place, cut = [], 0, PrefillSegments(prompt, RunPlan(exact=8))
         while place < len(prompt):
-            begin, place, precise, *_ = cut.at(place)
+            begin, place, precise, *_ = cut.find_segment(place)
             segments.append((begin, place, precise))
-            assert all(cut.at(each)[:2] == (begin, place) for each in (begin, place - 1))
+            assert all(cut.find_segment(each)[:2] == (begin, place) for each in (begin, place - 1))
         return segments
 
     assert stretches([5] * 128) == [(0, 128, True)]
@@ -483,18 +483,27 @@ def test_prefill_segments_do_not_cut_images():
     """Make the segments the runs that such a prompt has alone."""
     one, two = (ImageEmbedding(name, np.zeros((rows, 1), np.float32)) for name, rows in ((b"1", 100), (b"2", 600)))
     prompt = [5] * 10 + one.ids + [5] * 300 + two.ids + [5] * 200
-    stretches, place, segments = PrefillSegments(prompt, Runs()), 0, []
+    stretches, place, segments = PrefillSegments(prompt, RunPlan()), 0, []
     while place < len(prompt):
-        segments.append(stretches.at(place))
+        segments.append(stretches.find_segment(place))
         place = segments[-1].end
     assert [each[:4] for each in segments] == [
         (0, 10, True, False), (10, 110, True, True), (110, 410, False, False), (410, 922, False, True),
         (922, 1010, True, True), (1010, 1024, True, False), (1024, 1210, False, False),
     ]  # fmt: skip
-    assert [stretches.at(place).begin for place in (9, 10, 109, 110, 1009, 1209)] == [0, 10, 10, 110, 922, 1024]
+    assert [stretches.find_segment(place).begin for place in (9, 10, 109, 110, 1009, 1209)] == [
+        0,
+        10,
+        10,
+        110,
+        922,
+        1024,
+    ]
     assert [each.kernel_tokens for each in segments] == [10, 0, 300, 0, 0, 14, 186]
-    assert stretches.at(1300) == (1300, 1428, True, False, 1)
-    assert [compute_chunk_size(place, stretches.at(place), 64) for place in (0, 10, 110, 410, 1010, 1024)] == [
+    assert stretches.find_segment(1300) == (1300, 1428, True, False, 1)
+    assert [
+        compute_chunk_size(place, stretches.find_segment(place), 64) for place in (0, 10, 110, 410, 1010, 1024)
+    ] == [
         10,
         0,
         18,
@@ -502,8 +511,8 @@ def test_prefill_segments_do_not_cut_images():
         14,
         64,
     ]
-    assert compute_chunk_size(410, stretches.at(410), 512) == 512
-    other = PrefillSegments(prompt[:410], Runs())
+    assert compute_chunk_size(410, stretches.find_segment(410), 512) == 512
+    other = PrefillSegments(prompt[:410], RunPlan())
     assert [count_reusable_tokens(same, stretches, other) for same in (5, 60, 110, 200, 409)] == [5, 10, 110, 192, 320]
 
 
@@ -530,13 +539,19 @@ def test_a_segment_is_prefilled_whole_or_in_equivalent_chunks(precise: bool):
 
 
 def test_larger_models_prefill_less_between_steps():
-    assert [max_prefill_tokens(int(size)) for size in (1e6, 135e6, 1.2e9, 8e9, 400e9)] == [512, 512, 141, 64, 64]
+    assert [compute_max_prefill_tokens(int(size)) for size in (1e6, 135e6, 1.2e9, 8e9, 400e9)] == [
+        512,
+        512,
+        141,
+        64,
+        64,
+    ]
 
 
 def test_a_pending_answer_reports_its_progress():
     """Count computed, unread and remaining tokens."""
     asked = request([2] * 5, n=2, max_tokens=3)
-    sampler, guide = Sampler(SamplingOptions(seed=7, temperature=0), VOCAB), asked.task.guide(Letters(), VOCAB)
+    sampler, guide = Sampler(SamplingOptions(seed=7, temperature=0), VOCAB), asked.task.create_state(Letters(), VOCAB)
     one = Completion(asked, sampler, guide, 100, None, 1)  # type: ignore[arg-type]
     assert (one.remaining_tokens, one.has_begun, one.computed_tokens, one.pending_tokens) == (3, False, 0, 5)
     assert (one.score, one.width, one.seed, one.number) == (0, 2, 7, 1)

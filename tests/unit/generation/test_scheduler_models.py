@@ -67,7 +67,7 @@ def test_preempted_answers_are_prefilled_again():
         assert isinstance(large.error, MemoryLimitError)
         for request in requests:
             assert max(shortfalls(model, request.prompt, request.answers[0].tokens)) < TIE
-        assert model.engine.cache_usage()[0] == 120 * PAGE, "all others have gone back"
+        assert model.engine.get_cache_usage()[0] == 120 * PAGE, "all others have gone back"
 
 
 def test_the_reference_backend_has_no_memory_limit():

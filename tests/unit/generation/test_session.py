@@ -477,7 +477,9 @@ def session_by_length(context: int = 64, start: int | None = None) -> Any:
     session._choice = None
     session.defaults = AnswerDefaults(options=GenerationOptions(sampling=SamplingOptions(top_k=7)))
     session.__dict__["template"] = SimpleNamespace(stops=("\nUser:",), warning=None, source="")
-    session._read = lambda messages, options: Prompt([ord(x) for message in messages for x in message["content"]], ())
+    session._encode_conversation = lambda messages, options: Prompt(
+        [ord(x) for message in messages for x in message["content"]], ()
+    )
     return session
 
 
@@ -494,13 +496,13 @@ def messages_of(lengths: dict[str, int] | list[int]) -> list[dict]:
 def test_the_oldest_turns_are_dropped_until_half_is_free(lengths: list[int], most: int | None, kept: int):
     """Reserve an eighth, or the token limit, for the answer; keep the system message."""
     session, options = session_by_length(), GenerationOptions(max_tokens=most)
-    stays, prompt = session._fitting([], messages_of(lengths), options)
+    stays, prompt = session._fit_history([], messages_of(lengths), options)
     assert (stays, len(prompt.ids)) == (messages_of(lengths)[len(lengths) - kept :], sum(lengths[-kept:]))
     system = [{"role": "system", "content": "x" * 8}]
     for last, length in ((18, 56), (19, 27)):  # it takes room, too
-        assert len(session._fitting(system, messages_of([20, 10, last]), GenerationOptions())[1].ids) == length
+        assert len(session._fit_history(system, messages_of([20, 10, last]), GenerationOptions())[1].ids) == length
     answers = [{"role": "assistant", "content": "x" * 99}]
-    assert session._fitting([], answers, options)[0] == answers
+    assert session._fit_history([], answers, options)[0] == answers
 
 
 @pytest.mark.parametrize(("own", "overflow", "keep", "forgotten", "length", "holds", "keeps"), [
@@ -512,10 +514,10 @@ def test_overflow_drops_turns_shifts_or_refuses(own, overflow, keep, forgotten, 
     """Drop only one's own turns; refuse others unless an overflow policy is set."""
     session, tasks = session_by_length(), list[tuple]()
     session.earlier = 5
-    session._task = lambda prompt, options, decoder, earlier: (
+    session._create_task = lambda prompt, options, decoder, earlier: (
         tasks.append((prompt, options, decoder, earlier)) or "task"
     )
-    session._decoder = lambda options: "decoder"
+    session._create_decoder = lambda options: "decoder"
     monkeypatch.setattr("localllm.generation.session.Generation", lambda *arguments: arguments)
     options = GenerationOptions(on_overflow=overflow, keep=keep)
     history = messages_of([20, 10, 27])
@@ -556,17 +558,17 @@ def test_complete_candidates_and_request_encode_their_prompt(monkeypatch):
 
 def test_a_prompt_is_text_or_ids_with_special_tokens():
     session = session_by_length()
-    assert session._ids("abc") == [0, 1, 2, "special", "bos"] and session_by_length(start=9)._ids("ab") == [
+    assert session._get_ids("abc") == [0, 1, 2, "special", "bos"] and session_by_length(start=9)._get_ids("ab") == [
         0,
         1,
         "bos",
         "eos",
         9,
     ]
-    assert session._ids([3, 4]) == [3, 4] == session_by_length(start=9)._ids((3, 4))
+    assert session._get_ids([3, 4]) == [3, 4] == session_by_length(start=9)._get_ids((3, 4))
     for wrong in (b"ab", bytearray(b"ab"), memoryview(b"ab"), 5, None):
         with pytest.raises(UsageError, match=r"^the prompt must be"):
-            session._ids(wrong)
+            session._get_ids(wrong)
     for overflow in ("shift", "drop-turns"):
         with pytest.raises(UsageError, match=f"^several answers cannot be combined with on_overflow={overflow}$"):
             session._prepare_task("a", GenerationOptions(on_overflow=overflow))
@@ -574,11 +576,11 @@ def test_a_prompt_is_text_or_ids_with_special_tokens():
 
 def test_template_markers_end_an_answer_too():
     session = session_by_length()
-    assert session._stopping(GenerationOptions(stop=("a",))).stop == ("a", "\nUser:")
+    assert session._add_stops(GenerationOptions(stop=("a",))).stop == ("a", "\nUser:")
     free = GenerationOptions(constraint=Constraint.from_regex("a"))
-    assert session._stopping(free) is free
+    assert session._add_stops(free) is free
     session.template.stops = ()
-    assert session._stopping(chosen := GenerationOptions(stop=("a",))) is chosen
+    assert session._add_stops(chosen := GenerationOptions(stop=("a",))) is chosen
 
 
 def test_chat_answers_given_messages_only():
@@ -611,7 +613,7 @@ class Kept(dict):
 def make_image_encoder(monkeypatch, is_gone: bool = False) -> tuple[ImageEncoder, list[Any]]:
     """Return an encoder with two images' rows, and the list of images that the engine registers."""
     sees, registered = ImageEncoder.__new__(ImageEncoder), []
-    hyperparameters = SimpleNamespace(mrope_positions=lambda picture: None, sees_ahead=True)
+    hyperparameters = SimpleNamespace(compute_mrope_positions=lambda picture: None, sees_ahead=True)
     rows = [np.ones((2, 5), np.float32), np.zeros((1, 5), np.float32)]
     sees._reader = SimpleNamespace(
         hyperparameters=hyperparameters, operations=(), encode_crops=lambda pictures, size: rows

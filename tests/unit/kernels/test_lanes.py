@@ -13,7 +13,7 @@ from kernel_calls import caller, compiled_for
 
 from localllm.files.cache.checksummed_cache import read_checksummed
 from localllm.kernels.build.library import KernelLibrary
-from localllm.kernels.build.objects import object_file
+from localllm.kernels.build.objects import get_object_file
 from localllm.kernels.machine import Lane, get_lane
 from tests.unit.kernels.cpu import test_kernels
 from tests.unit.kernels.cpu import test_recurrent as test_recurrent_kernels
@@ -106,5 +106,5 @@ def test_kernels_of_older_lanes_call_no_functions_but_mathematics(other, name):
     kernels = ["rms_norm", "rope", "geglu", "quantize", f"embed-{name}"]
     kernels += compiled_for([f"linear_quantized-{name}"]) if name == "Q4_K" else [f"attend-{name}"]
     KernelLibrary(kernels, lane=other)
-    needed = (functions_needed(read_checksummed(object_file(kernel, other)) or b"") for kernel in kernels)
+    needed = (functions_needed(read_checksummed(get_object_file(kernel, other)) or b"") for kernel in kernels)
     assert set().union(*needed) <= MATHEMATICS

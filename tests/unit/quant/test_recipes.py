@@ -57,7 +57,7 @@ def facts(arch="llama", layers=4, heads=8, kv=2, experts=0, importance=False, **
         "expert_count": experts,
     }
     metadata = {f"{arch}.{key}": value for key, value in keys.items()}
-    return ModelProperties.of({"general.architecture": arch, **metadata}, importance)
+    return ModelProperties.from_metadata({"general.architecture": arch, **metadata}, importance)
 
 
 def planned(recipe, model, tensors, options=RecipeOptions()):  # noqa: B008
@@ -222,11 +222,13 @@ def test_an_expert_without_a_layer_is_refused():
 
 
 def test_model_facts_tolerate_missing_and_odd_metadata():
-    assert ModelProperties.of({}, False) == ModelProperties("", 0, 0, 0, False, False)
+    assert ModelProperties.from_metadata({}, False) == ModelProperties("", 0, 0, 0, False, False)
     per_layer = {"general.architecture": "x", "x.attention.head_count": [8, 16], "x.attention.head_count_kv": [2, 0]}
-    assert ModelProperties.of(per_layer, True).grouping == 4
-    assert ModelProperties.of({"general.architecture": "x", "x.attention.head_count": 8}, False).grouping == 1
-    assert ModelProperties.of(
+    assert ModelProperties.from_metadata(per_layer, True).grouping == 4
+    assert (
+        ModelProperties.from_metadata({"general.architecture": "x", "x.attention.head_count": 8}, False).grouping == 1
+    )
+    assert ModelProperties.from_metadata(
         {"general.architecture": "x", "x.attention.head_count": "8", "x.block_count": []}, False
     ) == ModelProperties("x", 0, 0, 0, False, False)
 

@@ -46,7 +46,7 @@ def arrays(dtype=np.float32) -> dict[str, np.ndarray]:
 
 def write_model(path: Path, weights: dict[str, np.ndarray] | None = None, **metadata) -> Path:
     weights = arrays() if weights is None else weights
-    write_gguf(path, MADE | metadata, [OutputTensor.of(name, array) for name, array in weights.items()])
+    write_gguf(path, MADE | metadata, [OutputTensor.from_array(name, array) for name, array in weights.items()])
     return path
 
 
@@ -77,8 +77,12 @@ REST = sorted(name for name, format in BY_NAME.items() if can_dequantize(format)
 
 
 def write_imatrix(path: Path, sums: dict[str, np.ndarray]) -> str:
-    tensors = [OutputTensor.of(f"{name}.in_sum2", np.asarray(array, np.float32)) for name, array in sums.items()]
-    tensors += [OutputTensor.of(f"{name}.counts", np.ones((len(array), 1), np.float32)) for name, array in sums.items()]
+    tensors = [
+        OutputTensor.from_array(f"{name}.in_sum2", np.asarray(array, np.float32)) for name, array in sums.items()
+    ]
+    tensors += [
+        OutputTensor.from_array(f"{name}.counts", np.ones((len(array), 1), np.float32)) for name, array in sums.items()
+    ]
     keys = {
         "general.type": "imatrix",
         "imatrix.datasets": ["text"],

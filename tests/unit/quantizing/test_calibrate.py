@@ -235,7 +235,7 @@ print(held() - before)
 def test_without_inputs_all_columns_count_equally():
     matrix = weights(8, 256)
     moments = Hessian([np.zeros((0, 256), np.float32)] * 2, 256)
-    encoded = moments.feedback("Q4_K", matrix).encode("Q4_K", matrix)
+    encoded = moments.build_encoder("Q4_K", matrix).encode("Q4_K", matrix)
     np.testing.assert_array_equal(encoded, encode("Q4_K", matrix))
 
 
@@ -443,7 +443,7 @@ def test_infinite_inputs_of_a_matrix_are_refused(text: Path, tmp_path: Path, cap
 class AsTheyAre:
     """Matrices that are not quantized."""
 
-    def rows(self, weight, ids):
+    def read_rows(self, weight, ids):
         return dequantize(weight.tensor)[ids]
 
     def resolve(self, weight, inputs):
@@ -456,7 +456,7 @@ FAMILIES = ["gemma3", "gemma4", "llama_moe", "mamba2", "deepseek2_v3", "gpt_oss"
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_prompts_side_by_side_equal_prompts_alone(shared: Path, kind: str, monkeypatch):
-    monkeypatch.setattr(sequential, "KV_TYPE", KVType.of("f32"))  # float16 would make more of another order of sums
+    monkeypatch.setattr(sequential, "KV_TYPE", KVType.parse("f32"))  # float16 would make more of another order of sums
     file = GGUFFile.open(shared / f"goldens/arch/{kind}.gguf")
     module, h = load_architecture(file)
     w, vocabulary = Weights(file.tensors), file.tensors["token_embd.weight"].shape[0]
@@ -467,7 +467,7 @@ def test_prompts_side_by_side_equal_prompts_alone(shared: Path, kind: str, monke
     batched = module.forward(together, w, h)
     together.close()
     for text, logits in zip(texts, batched, strict=True):
-        span = SequenceSpan(ReferenceCache(KVType.of("f32")), 0, text, len(text))
+        span = SequenceSpan(ReferenceCache(KVType.parse("f32")), 0, text, len(text))
         np.testing.assert_allclose(logits, module.forward(ReferenceBuilder([span], {}, 20), w, h), rtol=1e-4, atol=1e-4)
 
 
@@ -644,7 +644,7 @@ def test_a_file_is_never_larger_than_asked_for_and_hardly_smaller():
     needs = [Sensitivity(f"m{n}", 4096, {"Q2_K": 1.0, "Q4_K": 0.1, "Q6_K": 0.01}, harm=1 + n / 7) for n in range(20)]
 
     def size_with(formats):
-        return 1000 + sum(-(-need.bytes(formats[need.name]) // 100) * 100 for need in needs)
+        return 1000 + sum(-(-need.count_bytes(formats[need.name]) // 100) * 100 for need in needs)
 
     least, most = (size_with({need.name: format for need in needs}) for format in ("Q2_K", "Q6_K"))
     for size in range(least, most + 5000, 777):
@@ -784,7 +784,9 @@ def test_a_coarse_embedding_is_coarse_in_its_rows():
     matrix = weights(6, 256)
     weight = SimpleNamespace(name="token_embd.weight", first_row=0, shape=matrix.shape)
     ids, widener = np.array([4, 0, 4]), RowDequantizer([BY_NAME["Q3_K"]])
-    rows = CoarseWeights({}, widener, {weight.name: EncodedMatrix("Q3_K", encode("Q3_K", matrix))}).rows(weight, ids)
+    rows = CoarseWeights({}, widener, {weight.name: EncodedMatrix("Q3_K", encode("Q3_K", matrix))}).read_rows(
+        weight, ids
+    )
     np.testing.assert_array_equal(rows, dequantize_blocks("Q3_K", encode("Q3_K", matrix))[ids])
 
 
@@ -801,7 +803,7 @@ def test_coarse_matrices_replace_only_their_rows():
     assert met.shape == (2, 3, 256)
     np.testing.assert_array_equal(met.of(0, 0, 1), found[1:2])
     np.testing.assert_array_equal(met.of(1, 1, 3), found[6:8])
-    np.testing.assert_array_equal(coarse.rows(weight, np.array([2, 0])), found[[3, 1]])
+    np.testing.assert_array_equal(coarse.read_rows(weight, np.array([2, 0])), found[[3, 1]])
 
 
 def test_rounding_costs_the_change_of_the_output():

@@ -70,6 +70,6 @@ def test_rounded_blocks_of_large_weights_are_not_clamped(name: str):
     weights = np.random.default_rng(0).normal(0, 3e4, (4, 256)).astype(np.float32)
     clamped = ClampedWeights(is_strict=True)
     clamped.check("w", BY_NAME[name], weights, encode(name, weights))
-    assert np.abs(weights).max() > 65504 and not clamped.lines()
+    assert np.abs(weights).max() > 65504 and not clamped.format_lines()
     with pytest.raises(ModelError, match="too large"):
         clamped.check("w", BY_NAME[name], weights * 1e4, encode(name, weights * 1e4))

@@ -382,20 +382,20 @@ def test_collected_squares_agree_with_the_reference(tmp_path, tiny, text, output
     with ImportanceCollector(tiny, [text], tmp_path / "out", SIZE, 3, output=output, threads=2) as collector:
         assert (collector.total, collector.done) == (3, 0)
         assert list(collector.read()) == [1, 2, 3]
-        result = collector.result()
+        result = collector.compute_matrix()
     assert (result.chunks, result.chunk_size, list(result.datasets), result.run) == (3, SIZE, [text], "")
     exact = collected(tiny, chunks)
     assert result.squares.keys() == {name for name in exact if output or name != "output.weight"}
     for name, ours in result.squares.items():
         assert ours.counts.tolist() == [3 * SIZE]
-        np.testing.assert_allclose(ours.mean()[0], exact[name], rtol=2e-3)  # keys and values are f16
+        np.testing.assert_allclose(ours.average()[0], exact[name], rtol=2e-3)  # keys and values are f16
 
 
 def test_a_collector_without_chunks_has_no_result(tmp_path, tiny, text):
     with ImportanceCollector(tiny, [text], tmp_path / "out", size=32) as collector:
         assert collector.done == 0 and collector.total > 0
         with pytest.raises(UsageError, match=r"^no chunk has been read yet$"):
-            collector.result()
+            collector.compute_matrix()
     assert not (tmp_path / "out.part").exists()
 
 
@@ -415,7 +415,7 @@ def read_all(*arguments, after: int = 10**9) -> ImportanceMatrix:
             if done >= after:
                 reading.close()
                 break
-        return collector.result()
+        return collector.compute_matrix()
 
 
 @pytest.mark.parametrize("save_every", [0, 10])
@@ -448,7 +448,7 @@ def test_an_interruption_within_a_chunk_repeats_the_chunk(monkeypatch, tmp_path,
             list(collector.read())
         assert collector.done == 1
         list(collector.read())  # the same engine, whose sums hold the interrupted chunk
-        same(collector.result(), whole)
+        same(collector.compute_matrix(), whole)
 
 
 def test_a_run_with_other_arguments_starts_anew(tmp_path, tiny, text):
@@ -491,7 +491,7 @@ def test_importance_agrees_with_llama_imatrix(shared: Path, monkeypatch, tmp_pat
     matrix = read_all(path, [text], tmp_path / "out", 512, 2)
     assert len(matrix.squares) == 210
     for name, (average, place, largest) in figures.items():
-        mean = matrix.squares[name].mean()[0]
+        mean = matrix.squares[name].average()[0]
         assert mean.mean(dtype=np.float64) == pytest.approx(average, rel=1e-3)
         assert (mean.argmax(), mean.max()) == (place, pytest.approx(largest, rel=1e-3))
 

@@ -27,7 +27,7 @@ class Matrices:
     def __init__(self, doubled: str = ""):
         self.doubled, self.read = doubled, list[str]()
 
-    def rows(self, weight, ids):
+    def read_rows(self, weight, ids):
         return dequantize(weight.tensor)[ids] * np.float32(1 + (weight.name == self.doubled))
 
     def resolve(self, weight, inputs):

@@ -69,8 +69,8 @@ def numbers(rows: np.ndarray) -> list[int]:
 
 def test_rows_of_an_embedding_are_read_by_id():
     matrices = as_they_are(Numbered("e", 9, 4))
-    assert numbers(matrices.rows(weight("e", 9, 4), np.array([5, 0, 5, 8]))) == [5, 0, 5, 8]
-    assert numbers(matrices.rows(weight("e", 4, 4, first_row=3), np.array([2, 1]))) == [5, 4]
+    assert numbers(matrices.read_rows(weight("e", 9, 4), np.array([5, 0, 5, 8]))) == [5, 0, 5, 8]
+    assert numbers(matrices.read_rows(weight("e", 4, 4, first_row=3), np.array([2, 1]))) == [5, 4]
 
 
 def test_rows_of_a_matrix_or_of_one_in_a_stack_are_read_and_released():
@@ -115,7 +115,7 @@ class Encoding:
         self.records_input = [numbers(piece) for piece in pieces], columns, threads, is_read
         self.halves = [np.eye(2), np.eye(2) * (np.nan if pieces[0][0, 0] == 99 else 1)]
 
-    def feedback(self, format: str, some: np.ndarray) -> Any:
+    def build_encoder(self, format: str, some: np.ndarray) -> Any:
         heard.append((*self.records_input, format, len(some)))
         return SimpleNamespace(encode=lambda format, rows: rows + 100)
 
@@ -202,7 +202,7 @@ def test_embedding_rows_are_rounded_unless_they_make_the_logits(done: Any):
     tensors = [Numbered(name, 3, 32) for name in "abc"]
     jobs = [job_of(tensors[0]), job_of(tensors[1], makes_logits=True), job_of(tensors[2], "F16")]
     matrices = meeting(done, *jobs)
-    rows = [numbers(matrices.rows(weight(name, 3, 32), np.array([2, 0]))) for name in "abc"]
+    rows = [numbers(matrices.read_rows(weight(name, 3, 32), np.array([2, 0]))) for name in "abc"]
     assert rows == [[52, 50], [2, 0], [2, 0]]
 
 
@@ -326,7 +326,7 @@ def test_folds_are_traced_at_the_longest_chunk(reading: Any, guessing: int, kept
 def test_logits_close_their_runner_and_forwarding_may_stop_early(reading: Any):
     """States that several layers read are kept; after the last matrix no logits are needed."""
     forward = reading._model.forward
-    assert reading.logits("matrices", reading.chunks, 3, "past") == "logits"
+    assert reading.compute_logits("matrices", reading.chunks, 3, "past") == "logits"
     traced, built, (builder, weights, h), closed = reading.heard
     assert traced[1:] == (("watched", forward), "weights of tensors", reading._hyperparameters, 9)
     assert built[0] is reading.chunks and built[1:4] == ({"a"}, "matrices", 3) and built[5] == "past"
@@ -344,7 +344,7 @@ def test_logits_close_their_runner_and_forwarding_may_stop_early(reading: Any):
     reading._model.forward = finished
     assert reading.forward("matrices", reading.chunks, 3) is None and reading.heard[-1] == "closed"
     with pytest.raises(AssertionError):
-        reading.logits("matrices", reading.chunks, 3)
+        reading.compute_logits("matrices", reading.chunks, 3)
 
 
 def test_calibration_metadata_goes_to_the_first_file_of_a_plan():

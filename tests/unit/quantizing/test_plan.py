@@ -56,7 +56,7 @@ def plan(path: Path, recipe: str, **request: Any) -> quantize_plan.QuantizePlan:
 def test_weights_are_encoded_in_ranges_of_rows(shape, chunk, ranges, monkeypatch):
     """A range has at least one row and does not cross matrices of a stack."""
     monkeypatch.setattr(quantize_plan, "CHUNK_WEIGHTS", chunk)
-    assert job("x", "Q8_0", "Q8_0", shape=shape).ranges() == ranges
+    assert job("x", "Q8_0", "Q8_0", shape=shape).divide_rows() == ranges
 
 
 def test_plans_count_sizes_and_bits_before_and_after(model: Path):
@@ -131,7 +131,7 @@ def imatrix(tmp_path: Path) -> str:
 def test_gate_and_up_share_their_importance(name: str, entry: str):
     one, measured = tensor(name, (3, 2, 4)), matrix(entry, (3, 4))
     importance = find_importance(one, measured)
-    assert importance is not None and np.array_equal(importance, measured.squares[entry].mean())
+    assert importance is not None and np.array_equal(importance, measured.squares[entry].average())
     assert find_importance(one, measured, QuantizeRequest(COPY, exclude=("ffn",)).selects) is None
     assert find_importance(one, matrix(entry.replace("blk.0", "blk.1"), (3, 4))) is None
 

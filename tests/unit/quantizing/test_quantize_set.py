@@ -200,7 +200,7 @@ def members(model: Path, folder: Path, names: str = "Q8_0,Q4_0") -> list[SetMemb
 def write_made(path: Path, weights: dict[str, np.ndarray]) -> Path:
     """Write a file of an unknown architecture, which is not checked."""
     write_gguf(path, {"general.architecture": "made", "made.block_count": 6},
-               [OutputTensor.of(name, array) for name, array in weights.items()])  # fmt: skip
+               [OutputTensor.from_array(name, array) for name, array in weights.items()])  # fmt: skip
     return path
 
 

@@ -164,7 +164,7 @@ def test_encoded_rows_of_an_earlier_run_are_written_unchanged(model: Path, tmp_p
         )
         for name, job in known.items()
     }
-    assert all(len(list(job.ranges())) > 1 for job in known.values())
+    assert all(len(list(job.divide_rows())) > 1 for job in known.values())
     with ArrayLog(tmp_path / "records", "key") as done:
         for name, data in kept.items():
             done.add(name, data)
@@ -183,7 +183,7 @@ def test_encoded_rows_of_an_earlier_run_are_written_unchanged(model: Path, tmp_p
         np.testing.assert_array_equal(tensor.data.reshape(-1), expected)
     count, expected = sum(count_rows(SHAPES[name]) * 256 for name in known), []
     for job in plan.jobs:
-        for first, last in job.ranges():
+        for first, last in job.divide_rows():
             count += 0 if job.tensor.name in known else (last - first) * job.tensor.shape[-1]
             expected.append((count, job.tensor.name))
     assert progress == expected and count == sum(count_rows(shape) * shape[-1] for shape in SHAPES.values())
@@ -218,12 +218,12 @@ def test_encoding_runs_two_ranges_ahead_of_the_writer(model: Path, monkeypatch):
         "encode_new_rows",
         lambda widener, job, importance, clamped, first, last: (job.tensor.name, first, last),
     )
-    expected = [(job.tensor.name, *rows) for job in jobs for rows in job.ranges()]
+    expected = [(job.tensor.name, *rows) for job in jobs for rows in job.divide_rows()]
     with service.EncodingPipeline(jobs, None, 3, ClampedWeights()) as pipeline:
         pool, got = pipeline._executor, []
         assert (pool.told, pool.count) == ((3, "quantize"), 0)
         for job in jobs:
-            for piece in pipeline.pieces(job, lambda count, name: None):
+            for piece in pipeline.encode_chunks(job, lambda count, name: None):
                 got.append(piece)
                 assert pool.count == min(len(got) + 4, len(expected)) and forgotten == expected[: len(got) - 1]
         assert got == forgotten == expected

@@ -70,7 +70,7 @@ def test_folds_cover_rows_of_fused_matrices_and_grouped_heads(shared: Path):
     values = by_made["blk.0.attn_qkv.weight"]
     assert (values.width, values.divided[0][1], values.heads, values.times) == (32, 160, 1, 4)
     np.testing.assert_array_equal(ScaleFold(4, (), (), 2, 3).read(np.arange(4)), [0, 1] * 3 + [2, 3] * 3)
-    np.testing.assert_array_equal(ScaleFold(4, (), (), 2, 3).mean(np.array([0, 1] * 3 + [2, 3] * 3)), np.arange(4))
+    np.testing.assert_array_equal(ScaleFold(4, (), (), 2, 3).average(np.array([0, 1] * 3 + [2, 3] * 3)), np.arange(4))
 
 
 @pytest.mark.parametrize("kind", FOLDED)
@@ -88,7 +88,9 @@ def test_a_scaled_model_computes_the_same_logits(shared: Path, tmp_path: Path, k
     ]
     scaled = calibration.copy_for_plan(make_plan(FoldedSource(source, scales, widener), request))
     chunks = [chunk[:12] for chunk in calibration.chunks[:2]]
-    before, after = (each.logits(OriginalWeights(each.jobs, widener), chunks, 1) for each in (calibration, scaled))
+    before, after = (
+        each.compute_logits(OriginalWeights(each.jobs, widener), chunks, 1) for each in (calibration, scaled)
+    )
     changed = [fold.multiplied[0] for fold, _ in scales]
     assert changed and all(
         not np.array_equal(
@@ -119,7 +121,7 @@ def test_columns_that_stand_out_are_scaled(format: str):
     fold, one = ScaleFold(512, (), ()), reader(format, sizes)
     scales = search_scales(fold, [one])
     assert scales is not None and scales[7] > 2 * np.median(scales)
-    assert one.error(scales) < 0.8 * one.error(np.ones(512, np.float32))
+    assert one.compute_error(scales) < 0.8 * one.compute_error(np.ones(512, np.float32))
 
 
 def test_equal_columns_are_not_scaled():
@@ -194,7 +196,7 @@ def test_errors_of_scaled_columns_include_rounded_inputs(format: str, rounding: 
     generator = np.random.default_rng(2)
     x, matrix = (generator.normal(0, 3, (rows, 256)).astype(np.float32) for rows in (7, 5))
     scales, squares = np.exp2(generator.integers(-2, 3, 256)).astype(np.float32), np.arange(256, dtype=np.float32)
-    error = FoldSample(format, matrix, squares, x).error(scales)
+    error = FoldSample(format, matrix, squares, x).compute_error(scales)
     output = x.astype(float) @ matrix.T
     wrong = round_activations(x / scales, BY_NAME[format].block).astype(float) @ np.rint(matrix * scales).T
     assert error == pytest.approx(((wrong - output) ** 2).sum() / (output**2).sum(), rel=1e-4) and error > 0
@@ -208,7 +210,7 @@ class Judge:
         self.squares, self.weights, self.heard = np.array(squares), np.array(weights), list[np.ndarray]()
         self.best, self.least = best, error
 
-    def error(self, scales: np.ndarray) -> float:
+    def compute_error(self, scales: np.ndarray) -> float:
         self.heard.append(scales)
         return self.least if len(self.heard) == self.best + 2 else 1.0
 
@@ -490,7 +492,7 @@ def parts_of_one(first_of_second):
 
     def say(m):
         whole = m.weight("whole", 9, 4)
-        first, second = whole._rows(0, 4), whole._rows(first_of_second, first_of_second + 4)
+        first, second = whole._slice_rows(0, 4), whole._slice_rows(first_of_second, first_of_second + 4)
         m.builder.linear(m.builder.linear(m.x, first), m.weight("a", 3, 4))
         m.builder.linear(m.builder.linear(m.x, second), m.weight("b", 3, 4))
 

@@ -116,7 +116,7 @@ def test_a_tensor_larger_than_the_limit_warns(model: Path, cli):
 
 def test_a_custom_alignment_applies_to_the_first_split_only(tmp_path: Path, cli):
     """Each file is aligned by its own header, and only the first one has the key."""
-    tensors = [OutputTensor.of(f"blk.{n}.x.weight", np.full((3, 5), n, np.float32)) for n in range(4)]
+    tensors = [OutputTensor.from_array(f"blk.{n}.x.weight", np.full((3, 5), n, np.float32)) for n in range(4)]
     write_gguf(tmp_path / "m.gguf", {"general.architecture": "x", "general.alignment": 64}, tensors)
     assert cli("split", tmp_path / "m.gguf", "--split-max-tensors", "2")[0] == 0
     parts = sorted(tmp_path.glob("m-*"))

@@ -72,7 +72,7 @@ def test_a_truncated_file_is_invalid(model: Path, cli):
 def written(path: Path, **changes: np.ndarray) -> Path:
     random = np.random.default_rng(0)
     arrays = {f"blk.{n}.ffn_up.weight": random.normal(size=(16, 256)).astype(np.float32) for n in range(6)}
-    tensors = [OutputTensor.of(name, array) for name, array in (arrays | changes).items()]
+    tensors = [OutputTensor.from_array(name, array) for name, array in (arrays | changes).items()]
     write_gguf(path, {"general.architecture": "made", "general.file_type": 0, "made.block_count": 6}, tensors)
     return path
 

@@ -13,7 +13,7 @@ from scripts.record.compare_converter import differences, write_published
 def write_file(path: Path, metadata: dict[str, Any], **weights: np.ndarray) -> Path:
     """Write a file of these keys and tensors."""
     write_gguf(path, {"general.architecture": "made", **metadata},
-               [OutputTensor.of(name, array) for name, array in weights.items()])  # fmt: skip
+               [OutputTensor.from_array(name, array) for name, array in weights.items()])  # fmt: skip
     return path
 
 

@@ -82,7 +82,7 @@ def test_all_faults_are_valid_and_change_the_source():
     assert len(faults) >= len(valid) > 40
     for fault in valid:
         assert ast.dump(ast.parse(fault.applied(source))) != ast.dump(ast.parse(source)), fault
-    assert {"History.append", "Breakers.push"} <= {fault.function for fault in faults}
+    assert {"TokenHistory.append", "SequenceBreakers.push"} <= {fault.function for fault in faults}
 
 
 def test_a_seed_draws_the_same_faults_again():
@@ -118,7 +118,7 @@ def test_the_most_specific_tests_come_first(monkeypatch):
     [mutant, *_] = [
         each for each in mutate.placed("localllm/generation/sampling/candidates.py") if "push" in each.fault.function
     ]
-    name = "localllm/generation/sampling/candidates.py:Breakers.push"
+    name = "localllm/generation/sampling/candidates.py:SequenceBreakers.push"
     known = {name: [(90, 1.0, "c"), (3, 2.0, "a"), (50, 20.0, "b"), (95, 2.5, "d"), (96, 1.0, "e")]}
     monkeypatch.setattr(mutate, "executed", lambda: known)
     assert mutate.tests_of(mutant, 5) == ["a", "c", "e"]

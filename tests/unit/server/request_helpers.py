@@ -12,8 +12,8 @@ from starlette.datastructures import Headers
 
 from localllm.server import model_pool as model_pool
 from localllm.server.anthropic_messages import parse_request
-from localllm.server.fields import Body
-from localllm.server.http import Limits, read_json
+from localllm.server.fields import RequestBody
+from localllm.server.http import ClientLimits, read_json
 from localllm.server.openai_completions import parse_request as parse_completion_request
 from localllm.server.openai_responses import parse_request as question_of_responses
 
@@ -21,15 +21,15 @@ HI = [{"role": "user", "content": "Hi"}]
 
 
 def completion_request(**fields: Any) -> Any:
-    return parse_completion_request(Body({"prompt": "Hi"} | fields))
+    return parse_completion_request(RequestBody({"prompt": "Hi"} | fields))
 
 
 def responses_request(**fields: Any) -> Any:
-    return question_of_responses(Body({"input": "Hi", **fields}))
+    return question_of_responses(RequestBody({"input": "Hi", **fields}))
 
 
 def messages_request(**fields: Any) -> Any:
-    return parse_request(Body({"messages": HI, **fields}), 9)
+    return parse_request(RequestBody({"messages": HI, **fields}), 9)
 
 
 class Asked:
@@ -47,6 +47,6 @@ class Asked:
             yield piece
 
 
-def read_body(*pieces: bytes, limits: Limits = Limits(body=8), **more: Any) -> Any:  # noqa: B008
+def read_body(*pieces: bytes, limits: ClientLimits = ClientLimits(body=8), **more: Any) -> Any:  # noqa: B008
     asked: Any = Asked(*pieces, **more)
     return asyncio.run(read_json(asked, limits))

@@ -11,7 +11,7 @@ from tiny_model import write_tiny_model
 
 from localllm.errors import UsageError
 from localllm.server import anthropic_messages
-from localllm.server.fields import Body
+from localllm.server.fields import RequestBody
 from localllm.server.openai_responses import parse_input
 from localllm.server.request_options import parse_keep_alive, parse_sampling, parse_tool_choice
 from tests.unit.generation.embedding.test_embedder import write_wordpiece_model
@@ -103,7 +103,7 @@ def test_negative_limits_are_unlimited_and_0_generates_nothing(server: Served):
     ],
 )  # fmt: skip
 def test_unusual_numbers_are_read_as_their_meaning(fields: dict, name: str, value: Any):
-    assert getattr(parse_sampling(Body(fields)), name) == value
+    assert getattr(parse_sampling(RequestBody(fields)), name) == value
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_unusual_numbers_are_read_as_their_meaning(fields: dict, name: str, valu
 )  # fmt: skip
 def test_invalid_numbers_are_refused(fields: dict):
     with pytest.raises(UsageError):
-        parse_sampling(Body(fields))
+        parse_sampling(RequestBody(fields))
 
 
 # ---- history of Codex and of Anthropic's agents
@@ -122,7 +122,7 @@ CUSTOM = {"type": "custom_tool_call", "call_id": "c", "name": "apply_patch", "in
 
 
 def history(*items: Any) -> list[dict[str, Any]]:
-    return parse_input(Body({"input": [{"role": "user", "content": "Hi"}, *items]}))[1:]
+    return parse_input(RequestBody({"input": [{"role": "user", "content": "Hi"}, *items]}))[1:]
 
 
 def test_custom_and_search_calls_become_function_calls():
@@ -341,13 +341,13 @@ def test_tools_that_anthropics_clients_run_are_called(path: str, kind: str, name
      ("0", 0), ("1h0m1.5s", 3601.5)],
 )  # fmt: skip
 def test_keep_alive_is_parsed_as_a_duration(value: Any, seconds: float | None):
-    assert parse_keep_alive(Body({"keep_alive": value})) == seconds
+    assert parse_keep_alive(RequestBody({"keep_alive": value})) == seconds
 
 
 @pytest.mark.parametrize("value", ["", "x", "5 m", True, [], "-", "m"])
 def test_invalid_durations_are_refused(value: Any):
     with pytest.raises(UsageError, match="keep_alive must be"):
-        parse_keep_alive(Body({"keep_alive": value}))
+        parse_keep_alive(RequestBody({"keep_alive": value}))
 
 
 def is_open(served: Served, wanted: bool) -> bool:

@@ -17,7 +17,7 @@ from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
 from localllm.server import model_pool as model_pool
 from localllm.server import service
 from localllm.server.anthropic_messages import stream_events as streamed_message
-from localllm.server.content_blocks import CLOSE, DELTA, OPEN, BlockList
+from localllm.server.content_blocks import CLOSE, DELTA, OPEN, ContentBlockList
 from localllm.server.embeddings import MAX_TEXTS, parse_strings, run_exclusively
 from localllm.server.http import format_anthropic_error, format_openai_error, select_error_format
 from localllm.server.metrics import Histogram, Metrics
@@ -30,12 +30,12 @@ from localllm.server.openai_responses import stream_events as streamed_response
 class Broken:
     """An answer that fails after some words."""
 
-    name, usage, wants_logprobs = "m", service.Usage(), False
+    name, usage, wants_logprobs = "m", service.TokenUsage(), False
 
     def __init__(self, *words: str):
         self.words, self.closed = words, 0
 
-    async def events(self) -> AsyncIterator[Any]:
+    async def stream_events(self) -> AsyncIterator[Any]:
         for word in self.words:
             yield 0, SimpleNamespace(parts=[TextPart(ANSWER, word)], logprob=None, finish_reason="")
         raise ModelError("it broke")
@@ -97,10 +97,10 @@ def test_parts_become_content_blocks():
     parts = [TextPart(REASONING, "a"), TextPart(REASONING, "b"), TextPart(ANSWER, "c"), TextPart(CALL, "f"),
              TextPart(ARGUMENTS, "{"),
              TextPart(ARGUMENTS, "}"), TextPart(CALL, "g"), TextPart(ANSWER, "d")]  # fmt: skip
-    blocks = BlockList()
-    assert not blocks.has_calls and not list(blocks.end())
+    blocks = ContentBlockList()
+    assert not blocks.has_calls and not list(blocks.finish())
     changes = [(each.action, each.block.index, each.text) for part in parts for each in blocks.take(part)]
-    changes += [(each.action, each.block.index, each.text) for each in [*blocks.end(), *blocks.end()]]
+    changes += [(each.action, each.block.index, each.text) for each in [*blocks.finish(), *blocks.finish()]]
     assert changes == [
         (OPEN, 0, ""), (DELTA, 0, "a"), (DELTA, 0, "b"), (CLOSE, 0, ""), (OPEN, 1, ""), (DELTA, 1, "c"), (CLOSE, 1, ""),
         (OPEN, 2, ""), (DELTA, 2, "{"), (DELTA, 2, "}"), (CLOSE, 2, ""), (OPEN, 3, ""), (CLOSE, 3, ""),
@@ -115,7 +115,7 @@ def test_histograms_count_values_up_to_each_bound():
     counted = Histogram()
     for seconds in (0.001, 0.005, 0.0051, 60.0, 61.0):
         counted.add(seconds)
-    lines = dict(line.rsplit(" ", 1) for line in counted.lines("x"))
+    lines = dict(line.rsplit(" ", 1) for line in counted.format_lines("x"))
     assert [lines[f'x_bucket{{le="{bound}"}}'] for bound in (0.005, 0.01, 30.0, 60.0, "+Inf")] == [
         "2",
         "3",
@@ -136,7 +136,7 @@ def test_metrics_count_requests_and_tokens():
         metrics.record_cancelled(request)
         metrics.record_cancelled(request)
     metrics.responses.update({("/b", 200): 2, ("/a", 404): 1})
-    lines = metrics.text(7, 8, {"memory_held_bytes": 5e9}).splitlines()
+    lines = metrics.format(7, 8, {"memory_held_bytes": 5e9}).splitlines()
     counts = dict(
         line.removeprefix("localllm_").rsplit(" ", 1) for line in lines if line[0] != "#" and "seconds" not in line
     )

@@ -14,7 +14,7 @@ from served import Served, scripted, serving
 from tiny_model import write_tiny_model
 
 from localllm.server import http
-from localllm.server.http import CodingError, Limits, decode_body, load_decompressors, parse_codings
+from localllm.server.http import ClientLimits, CodingError, decode_body, load_decompressors, parse_codings
 
 LIMIT = 100_000
 BODY = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
@@ -35,7 +35,7 @@ def encode(body: bytes, coding: str) -> bytes:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory):
     path = str(write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf"))
-    with serving({"scripted": lambda: scripted(path, {})}, limits=Limits(body=LIMIT)) as server:
+    with serving({"scripted": lambda: scripted(path, {})}, limits=ClientLimits(body=LIMIT)) as server:
         yield server
 
 

@@ -61,7 +61,7 @@ class Pieces:
         self.closed += 1
 
     def stream(self, seconds: float = 5) -> EventStream:
-        return EventStream(self.lines(), Limits(seconds=seconds), {"X-More": "1"}, self.close)
+        return EventStream(self.lines(), ClientLimits(seconds=seconds), {"X-More": "1"}, self.close)
 
 
 def test_a_stream_sends_headers_and_chunks():
@@ -83,7 +83,7 @@ def test_a_slow_stream_sends_keep_alive_comments(monkeypatch):
         await heard.wait()
         yield b"a"
 
-    bodies = [each["body"] for each in sent_by(EventStream(late(), Limits(), {}), heard=heard)[1:]]
+    bodies = [each["body"] for each in sent_by(EventStream(late(), ClientLimits(), {}), heard=heard)[1:]]
     assert set(bodies[:-2]) == {b": still here\n"} and bodies[-2:] == [b"a", b""]
 
 
@@ -167,14 +167,14 @@ def test_binding_an_unusable_address_is_refused():
 
 
 def test_the_listener_limits_connections_and_grace():
-    listener = create_listener(None, Limits(connections=7), ShutdownOptions(3.9, lambda: None, print))  # type: ignore[arg-type]
+    listener = create_listener(None, ClientLimits(connections=7), ShutdownOptions(3.9, lambda: None, print))  # type: ignore[arg-type]
     expected = {
         "http": IdleTimeoutProtocol, "ws": "none", "lifespan": "off", "log_config": None, "access_log": False,
         "server_header": False, "limit_concurrency": 7, "timeout_keep_alive": 10, "date_header": False,
         "h11_max_incomplete_event_size": 65536,
     }  # fmt: skip
     assert {name: getattr(listener.config, name) for name in expected} == expected and listener.stopped_by is None
-    limits = Limits()
+    limits = ClientLimits()
     assert (limits.body, limits.depth, limits.seconds, limits.connections) == (33554432, 100, 30.0, 128)
     assert (limits.answer_seconds, limits.drops_turns, limits.folders) == (None, False, ())
 

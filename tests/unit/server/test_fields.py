@@ -11,7 +11,7 @@ from localllm.errors import UsageError
 from localllm.generation.constraints.constraint import make_constraint
 from localllm.generation.options import GenerationOptions
 from localllm.server import anthropic_messages, openai_responses
-from localllm.server.fields import Body
+from localllm.server.fields import RequestBody
 from localllm.server.openai_chat import parse_request as parse_chat_request
 from localllm.server.openai_completions import parse_request as parse_completion_request
 
@@ -20,7 +20,7 @@ def asked(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-def message_question(body: Body) -> Any:
+def message_question(body: RequestBody) -> Any:
     return anthropic_messages.parse_request(body, body.get_int("max_tokens", 1))
 
 
@@ -70,7 +70,7 @@ def test_each_field_becomes_its_option_only(name: str):
     usual |= flat(GenerationOptions()) | ({"max_tokens": 16} if name == "text" else {})
     usual |= usual.pop("sampling")
     for fields, expected in [({}, {}), (DRAWN, DRAWN), *OWN[name]]:
-        body = Body({**asks, **fields})
+        body = RequestBody({**asks, **fields})
         parsed = flat(question(body))
         parsed |= {
             **parsed.pop("options"),
@@ -81,7 +81,9 @@ def test_each_field_becomes_its_option_only(name: str):
 
 
 def test_max_completion_tokens_overrides_max_tokens():
-    assert parse_chat_request(Body({**CHATS, "max_tokens": 5, "max_completion_tokens": 6})).options.max_tokens == 6
+    assert (
+        parse_chat_request(RequestBody({**CHATS, "max_tokens": 5, "max_completion_tokens": 6})).options.max_tokens == 6
+    )
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}}
@@ -94,7 +96,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}}
 def test_response_formats_become_constraints(fields: dict, constraint: dict):
     for name in ("chat", "text"):
         question, asks = INTERFACES[name]
-        assert question(Body({**asks, **fields})).options.constraint == make_constraint(**constraint)
+        assert question(RequestBody({**asks, **fields})).options.constraint == make_constraint(**constraint)
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -135,12 +137,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 def test_invalid_fields_are_refused(name: str, fields: dict, reason: str):
     question, asks = INTERFACES[name]
     with pytest.raises(UsageError, match=reason):
-        question(Body({**asks, **fields}))
+        question(RequestBody({**asks, **fields}))
 
 
 def test_fields_accept_their_upper_limits():
-    chat = parse_chat_request(Body({**CHATS, "n": 16, "top_logprobs": 20}))
+    chat = parse_chat_request(RequestBody({**CHATS, "n": 16, "top_logprobs": 20}))
     assert (chat.n, chat.top_logprobs) == (16, 20)
-    text = parse_completion_request(Body({"prompt": ["x"] * 64, "n": 16, "logprobs": 20}))
+    text = parse_completion_request(RequestBody({"prompt": ["x"] * 64, "n": 16, "logprobs": 20}))
     assert (text.n, len(text.prompts), text.top_logprobs) == (16, 64, 20)
-    assert len(message_question(Body({**CHATS, "stop_sequences": ["x"] * 16})).options.stop) == 16
+    assert len(message_question(RequestBody({**CHATS, "stop_sequences": ["x"] * 16})).options.stop) == 16

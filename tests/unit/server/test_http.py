@@ -7,7 +7,7 @@ pytest.importorskip("uvicorn", reason="needs the extra localllm[serve]")
 from localllm.errors import ContextError, LocalllmError, MemoryLimitError, ModelError, UsageError
 from localllm.server import model_pool as model_pool
 from localllm.server.http import (
-    Limits,
+    ClientLimits,
     RejectedRequestError,
     RequestTimeoutError,
     format_anthropic_error,
@@ -71,7 +71,7 @@ def test_bodies_are_read_up_to_their_limit():
         read_body(b'{"a":1', b"23}")
     assert refused.value.status == 413
     with pytest.raises(RejectedRequestError, match=r"did not arrive within 0\.01 seconds") as refused:
-        read_body(b"{}", limits=Limits(seconds=0.01), wait=5)
+        read_body(b"{}", limits=ClientLimits(seconds=0.01), wait=5)
     assert refused.value.status == 408
 
 

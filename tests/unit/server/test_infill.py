@@ -11,7 +11,7 @@ from served import Served, serving
 import localllm
 from localllm.generation.infill import Infill
 from localllm.generation.reasoning import ANSWER, TextPart
-from localllm.server.fields import Body
+from localllm.server.fields import RequestBody
 from localllm.server.infill import InfillStops, InfillStream, parse_ending, parse_request
 from localllm.server.openai_chat import IGNORED_HEADER
 from localllm.server.worker import TokenEvent
@@ -152,11 +152,15 @@ def test_invalid_infill_requests_are_refused(served: Served, changes: dict[str, 
 
 def test_infill_limits_and_samplers_are_parsed():
     for name in ("n_predict", "max_tokens", "max_completion_tokens"):
-        assert parse_request(Body({**GAP, name: 7})).options.max_tokens == 7
-    assert parse_request(Body({**GAP, "n_predict": -1})).options.max_tokens is None
-    assert parse_ending(Body({"t_max_predict_ms": 250, "n_indent": 4})) == InfillStops(4, 0.25)
-    assert parse_ending(Body({"t_max_predict_ms": -1})) == parse_ending(Body({"t_max_predict_ms": 0})) == InfillStops()
-    sampling = parse_request(Body({**GAP, "samplers": ["top_k", "infill"]})).options.sampling
+        assert parse_request(RequestBody({**GAP, name: 7})).options.max_tokens == 7
+    assert parse_request(RequestBody({**GAP, "n_predict": -1})).options.max_tokens is None
+    assert parse_ending(RequestBody({"t_max_predict_ms": 250, "n_indent": 4})) == InfillStops(4, 0.25)
+    assert (
+        parse_ending(RequestBody({"t_max_predict_ms": -1}))
+        == parse_ending(RequestBody({"t_max_predict_ms": 0}))
+        == InfillStops()
+    )
+    sampling = parse_request(RequestBody({**GAP, "samplers": ["top_k", "infill"]})).options.sampling
     assert sampling.samplers == ("top_k", "infill")
 
 
@@ -172,9 +176,9 @@ def end_middle(parts: list[str], ending: InfillStops, seconds: float = 0, reason
             yield 0, TokenEvent(0, (TextPart(ANSWER, part),), None, reason if place == len(parts) - 1 else "")
 
     async def collect() -> tuple[str, str, str]:
-        stream: Any = SimpleNamespace(events=events, stop_string=lambda: "")
+        stream: Any = SimpleNamespace(stream_events=events, stop_string=lambda: "")
         middle = InfillStream(stream, ending)
-        joined = "".join([part async for part in middle.parts()])
+        joined = "".join([part async for part in middle.stream_parts()])
         return middle.text, joined, middle.stop_type
 
     return asyncio.run(collect())
@@ -222,5 +226,5 @@ def test_infill_reuses_chunks_after_the_cursor_moved(served: Served):
 
 
 def test_infill_may_put_the_suffix_first():
-    gap = parse_request(Body({**GAP, "prompt": "he"}), suffix_first=True).prompts[0]
+    gap = parse_request(RequestBody({**GAP, "prompt": "he"}), suffix_first=True).prompts[0]
     assert isinstance(gap, Infill) and gap.suffix_first

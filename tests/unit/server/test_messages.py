@@ -10,7 +10,7 @@ from tiny_model import write_tiny_model
 from localllm.errors import UsageError
 from localllm.server import anthropic_messages
 from localllm.server.app import PATHS, normalize_path
-from localllm.server.fields import Body
+from localllm.server.fields import RequestBody
 from localllm.server.messages import parse_messages
 from localllm.server.openai_responses import parse_input
 from tests.unit.generation.tools.test_tool_grammar import QWEN
@@ -74,8 +74,8 @@ def test_tool_results_of_any_form_become_text(content: Any, text: str):
         assert anthropic_messages.parse_messages([{"role": "user", "content": [result]}])[0]["content"] == text
 
 
-def body_of(item: dict[str, Any]) -> Body:
-    return Body({"input": [item]})
+def body_of(item: dict[str, Any]) -> RequestBody:
+    return RequestBody({"input": [item]})
 
 
 @pytest.mark.parametrize("kind", ["thinking", "reasoning"])

@@ -42,7 +42,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Any:
         weights = (TAKES[path] - 1) * model_pool.OVERHEAD_BYTES
         return SimpleNamespace(
             file=SimpleNamespace(nbytes=weights - 5), vision=SimpleNamespace(nbytes=5), path=path,
-            engine=SimpleNamespace(cache_usage=lambda: (0, 99), bytes_per_token=100),
+            engine=SimpleNamespace(get_cache_usage=lambda: (0, 99), bytes_per_token=100),
             close=lambda: happened.append(f"close {path}"),
         )  # fmt: skip
 
@@ -72,7 +72,7 @@ def test_the_least_recently_used_model_is_unloaded(library):
         assert await pool.measure_memory() == {
             "models_open": 2.0, "memory_held_bytes": held, "memory_allowed_bytes": 5.0 * model_pool.OVERHEAD_BYTES,
         }  # fmt: skip
-        pool.resolve("a").model.engine.cache_usage = lambda: (3, 99)
+        pool.resolve("a").model.engine.get_cache_usage = lambda: (3, 99)
         assert (await pool.measure_memory())["memory_held_bytes"] == held + 300
         with pytest.raises(MemoryLimitError, match=r"^huge needs 2\.7 GB, but the server's limit is 1\.5 GB$"):
             async with pool.use("huge"):

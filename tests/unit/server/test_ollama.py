@@ -8,7 +8,7 @@ from tiny_model import write_tiny_model
 
 from localllm.errors import UsageError
 from localllm.files.gguf.file import GGUFFile
-from localllm.server.fields import Body
+from localllm.server.fields import RequestBody
 from localllm.server.model_pool import NameOptions
 from localllm.server.ollama_chat import parse_request
 from localllm.server.ollama_models import format_count
@@ -95,18 +95,18 @@ def test_format_is_a_schema_or_json(served: Served):
     body = {"model": "guide", "messages": HELLO, "stream": False, "format": schema, "options": {"seed": 3}}
     assert isinstance(json.loads(served.post("/api/chat", body).json["message"]["content"])["n"], int)
     assert served.post("/api/chat", {**body, "format": "xml"}).status == 400
-    assert parse_request(Body({"format": "json"}), ["a"]).options.constraint is not None
+    assert parse_request(RequestBody({"format": "json"}), ["a"]).options.constraint is not None
 
 
 def test_options_have_the_names_of_ollama():
     options = {"num_predict": -1, "top_k": 3, "typical_p": 0.5, "stop": ["a"], "num_ctx": 4096, "magic": 1}
-    body = Body({"model": "a:latest", "options": options})
+    body = RequestBody({"model": "a:latest", "options": options})
     parsed = parse_request(body, ["x"])
     assert parsed.model == "a" and parsed.options.max_tokens is None and parsed.options.stop == ("a",)
     assert (parsed.options.sampling.top_k, parsed.options.sampling.typical) == (3, 0.5)
     assert body.ignored == ["num_ctx", "magic"]
     with pytest.raises(UsageError, match=r"options\.num_predict must be an integer"):
-        parse_request(Body({"options": {"num_predict": "x"}}), ["x"])
+        parse_request(RequestBody({"options": {"num_predict": "x"}}), ["x"])
 
 
 def test_chat_returns_logprobs_on_request(served: Served):

@@ -90,9 +90,7 @@ class Page:
 def contents(name: str) -> list[str]:
     """Return the texts of a session, [] if it does not exist."""
     return (
-        [message["content"] for message in sessions.read_session(name).messages]
-        if sessions.session_exists(name)
-        else []
+        [message["content"] for message in sessions.read_session(name).messages] if sessions.has_session(name) else []
     )
 
 

@@ -16,7 +16,7 @@ from localllm.server import page
 from localllm.server.anthropic_messages import parse_messages as conversation_of_anthropic
 from localllm.server.anthropic_messages import parse_request
 from localllm.server.attachments import MAX_IMAGES, convert_image_part, resolve_file, resolve_images
-from localllm.server.fields import Body
+from localllm.server.fields import RequestBody
 from localllm.server.messages import parse_messages
 from localllm.server.openai_chat import IGNORED_HEADER, clip_logprob, make_extension_headers
 from localllm.server.openai_chat import parse_request as parse_chat_request
@@ -38,13 +38,13 @@ from tests.unit.server.request_helpers import HI, completion_request, messages_r
 
 
 def test_fields_are_checked_for_their_types():
-    body = Body({"t": "x", "n": 1.5, "i": 3, "b": True, "l": [1], "o": {"a": 1}, "none": None})
+    body = RequestBody({"t": "x", "n": 1.5, "i": 3, "b": True, "l": [1], "o": {"a": 1}, "none": None})
     assert (body.get_string("t"), body.get_int("i"), body.get_bool("b")) == ("x", 3, True)
     assert body.get_list("l") == [1] and body.get_mapping("o") == {"a": 1} and body.get_object("o").get("a") == 1
     for read in (body.get_string, body.get_int, body.get_list, body.get_mapping, body.get_object):
         assert read("none") is None and read("missing") is None
     assert body.get_bool("none") is False and body.get_strings("none") == body.get_strings("missing") == ()
-    assert body.get_strings("t") == ("x",) and Body({"s": ["a", "b"]}).get_strings("s") == ("a", "b")
+    assert body.get_strings("t") == ("x",) and RequestBody({"s": ["a", "b"]}).get_strings("s") == ("a", "b")
     for read, field, what in (
         (body.get_string, "i", "a string, not an integer"),
         (body.get_int, "b", "an integer, not a boolean"), (body.get_int, "n", "an integer, not a number"),
@@ -60,7 +60,7 @@ def test_fields_are_checked_for_their_types():
     with pytest.raises(UsageError, match=r"^o.a must be a string"):
         body.get_object("o").get_string("a")
     with pytest.raises(UsageError, match=r"^tools must be an object, not an array"):
-        Body.of([], "tools")
+        RequestBody.parse([], "tools")
 
 
 @pytest.mark.parametrize(("value", "least", "most", "fits"), [
@@ -68,14 +68,14 @@ def test_fields_are_checked_for_their_types():
 ])  # fmt: skip
 def test_integers_are_checked_for_their_bounds(value: int, least: int, most: int | None, fits: bool):
     if fits:
-        assert Body({"x": value}).get_int("x", least, most) == value
+        assert RequestBody({"x": value}).get_int("x", least, most) == value
     else:
         with pytest.raises(UsageError, match=r"x must be (0 or greater|from 1 to 3), not"):
-            Body({"x": value}).get_int("x", least, most)
+            RequestBody({"x": value}).get_int("x", least, most)
 
 
 def test_unread_fields_are_reported_as_ignored():
-    body = Body({"a": 1, "b": 2, "c": "high", "d": [], "e": 0})
+    body = RequestBody({"a": 1, "b": 2, "c": "high", "d": [], "e": 0})
     body.get("a")
     assert body.get_choice("c", ("low", "high")) == "high" and body.ignored == ["b", "d", "e"]
     with pytest.raises(UsageError, match="c must be low or none, not 'high'"):
@@ -95,9 +95,11 @@ def test_sampling_fields_have_several_names():
         "logit_bias": {"7": 1},
         "top_k": None,
     }
-    sampling = parse_sampling(Body(fields))
+    sampling = parse_sampling(RequestBody(fields))
     assert (sampling.temperature, sampling.repeat_penalty, sampling.typical, sampling.seed) == (0.5, 1.2, 0.9, None)
-    assert sampling.logit_bias == {7: 1} and sampling.top_k is None and parse_sampling(Body({"seed": 0})).seed == 0
+    assert (
+        sampling.logit_bias == {7: 1} and sampling.top_k is None and parse_sampling(RequestBody({"seed": 0})).seed == 0
+    )
     assert parse_biases({"0": 1.0, "999999999": -1.0}) == {0: 1.0, 999999999: -1.0}
     for odd in ("-1", "x", "1.0", "", "1" * 20):
         with pytest.raises(UsageError, match="logit_bias must be an object of numbers by token id"):
@@ -107,14 +109,14 @@ def test_sampling_fields_have_several_names():
 @pytest.mark.parametrize("name", ["a\nb: c", "a\rb", "a\x00", "\x7f", "ä", "a,b"])
 def test_a_header_has_no_line_break_of_the_client(name: str):
     """Keep field names of the request from starting another header."""
-    body = Body({"fine": 1, name: 2, "x" * 50: 3})
+    body = RequestBody({"fine": 1, name: 2, "x" * 50: 3})
     assert make_extension_headers(body) == {IGNORED_HEADER: f"fine, {'x' * 40}"}
 
 
 def test_ignored_fields_are_reported():
     """Leave out those that clients always send."""
     fields = {"input": "Hi", "user": "me", "store": False, "include": [], "background": None, "odd": 1, "even": 2}
-    body = Body(fields)
+    body = RequestBody(fields)
     assert question_of_responses(body) and make_extension_headers(body) == {IGNORED_HEADER: "odd, even"}
 
 
@@ -122,26 +124,26 @@ FUNCTION = {"type": "function", "name": "now", "parameters": {"type": "object", 
 
 
 def conversation_of_responses(items: Any) -> list[dict[str, Any]]:
-    return parse_input(Body({"input": items}))
+    return parse_input(RequestBody({"input": items}))
 
 
 def test_a_response_request_is_parsed():
     fields = {"input": "Hi", "model": "m", "instructions": "Be short", "max_output_tokens": 1, "temperature": 0.5,
              "reasoning": {"effort": "minimal"}, "tools": [FUNCTION], "parallel_tool_calls": False}  # fmt: skip
-    request = question_of_responses(Body(fields))
+    request = question_of_responses(RequestBody(fields))
     assert request and (request.model, request.n, request.top_logprobs) == ("m", 1, None)
     assert request.prompts == [[{"role": "system", "content": "Be short"}, *HI]]
     options = request.options
     assert (options.max_tokens, options.stop, options.think, options.sampling.temperature) == (1, (), "low", 0.5)
     assert options.tools and [tool.name for tool in options.tools.tools] == ["now"] and not options.tools.parallel
-    bare = question_of_responses(Body({"input": "Hi"}))
+    bare = question_of_responses(RequestBody({"input": "Hi"}))
     assert bare and (bare.model, bare.prompts) == (None, [HI])
     assert (bare.options.max_tokens, bare.options.tools, bare.options.think) == (None, None, "auto")
-    assert question_of_responses(Body({"instructions": "Be short"})) is None
+    assert question_of_responses(RequestBody({"instructions": "Be short"})) is None
 
 
 def chat(**fields: Any) -> Any:
-    return parse_chat_request(Body({"messages": HI, **fields}))
+    return parse_chat_request(RequestBody({"messages": HI, **fields}))
 
 
 @pytest.mark.parametrize(
@@ -262,17 +264,17 @@ def test_a_message_request_is_parsed():
     for odd in ([], [{"role": "tool", "content": "x"}], [5], [{"role": "user", "content": 5}],
                 [{"role": "user", "content": [5]}], [{"role": "user", "content": [{"text": "x"}]}]):  # fmt: skip
         with pytest.raises(UsageError, match="messages"):
-            parse_request(Body({"messages": odd}), 9)
+            parse_request(RequestBody({"messages": odd}), 9)
 
 
 def test_options_common_to_all_apis_are_parsed():
-    body = Body({"stop": ["x"] * 16, "think_budget": 5, "chat_template_kwargs": {"a": 1}, "user": "me"})
+    body = RequestBody({"stop": ["x"] * 16, "think_budget": 5, "chat_template_kwargs": {"a": 1}, "user": "me"})
     options = parse_options(body, 9, None)
     assert (options.max_tokens, options.stop, options.think_budget) == (9, ("x",) * 16, 5)
     assert options.template_variables == {"a": 1} and not body.ignored
-    assert parse_options(Body({}), None, None).template_variables == {}
+    assert parse_options(RequestBody({}), None, None).template_variables == {}
     with pytest.raises(UsageError, match="stop must be at most 16 strings, not 17"):
-        parse_options(Body({"stop": ["x"] * 17}), None, None)
+        parse_options(RequestBody({"stop": ["x"] * 17}), None, None)
 
 
 @pytest.mark.parametrize(("lora", "scales"), [
@@ -295,19 +297,21 @@ def test_adapters_in_other_forms_are_refused(lora: Any):
     ({"reasoning_effort": "medium", "think": "off"}, "off"),
 ])  # fmt: skip
 def test_reasoning_efforts_become_think(fields: dict[str, str], think: str):
-    assert parse_think(Body(fields)) == think
+    assert parse_think(RequestBody(fields)) == think
 
 
 def test_response_formats_give_a_schema():
     assert (
-        parse_schema(None) is None and parse_schema(Body({"type": "text"})) is None and parse_schema(Body({})) is None
+        parse_schema(None) is None
+        and parse_schema(RequestBody({"type": "text"})) is None
+        and parse_schema(RequestBody({})) is None
     )
-    assert parse_schema(Body({"type": "json_object"})) == {"type": "object"}
-    assert parse_schema(Body({"type": "json_object", "schema": {"a": 1}})) == {"a": 1}
-    assert parse_schema(Body({"type": "json_schema", "json_schema": {"schema": {"b": 1}}})) == {"b": 1}
-    assert parse_schema(Body({"type": "json_schema", "schema": {"c": 1}})) == {"c": 1}
+    assert parse_schema(RequestBody({"type": "json_object"})) == {"type": "object"}
+    assert parse_schema(RequestBody({"type": "json_object", "schema": {"a": 1}})) == {"a": 1}
+    assert parse_schema(RequestBody({"type": "json_schema", "json_schema": {"schema": {"b": 1}}})) == {"b": 1}
+    assert parse_schema(RequestBody({"type": "json_schema", "schema": {"c": 1}})) == {"c": 1}
     with pytest.raises(UsageError, match=r"^json_schema.schema must be an object, not null"):
-        parse_schema(Body({"type": "json_schema", "json_schema": {}}))
+        parse_schema(RequestBody({"type": "json_schema", "json_schema": {}}))
 
 
 def test_schemas_of_anthropic_and_responses_become_constraints():
@@ -317,11 +321,11 @@ def test_schemas_of_anthropic_and_responses_become_constraints():
     asked = {"messages": [{"role": "user", "content": "x"}], "input": "x"}
     for read, key in ((partial(parse_request, max_tokens=9), "output_config"), (question_of_responses, "text")):
         for config, constraint in (({"format": format}, expected), ({}, None), (None, None)):
-            question = read(Body({**asked, key: config}))
+            question = read(RequestBody({**asked, key: config}))
             assert question is not None and question.options.constraint == constraint
             assert (question.n, question.top_logprobs) == (1, None)
         with pytest.raises(UsageError, match="schema must be an object"):
-            read(Body({**asked, key: {"format": {"type": "json_schema", "schema": 5}}}))
+            read(RequestBody({**asked, key: {"format": {"type": "json_schema", "schema": 5}}}))
 
 
 @pytest.mark.parametrize(("effort", "thinking", "think"), [
@@ -331,7 +335,9 @@ def test_schemas_of_anthropic_and_responses_become_constraints():
 def test_efforts_of_anthropic_become_think(effort: str | None, thinking: dict | None, think: str):
     """Use the effort only if thinking is not set."""
     fields = {"output_config": effort and {"effort": effort}, "thinking": thinking}
-    assert parse_request(Body({"messages": [{"role": "user", "content": "x"}], **fields}), 9).options.think == think
+    assert (
+        parse_request(RequestBody({"messages": [{"role": "user", "content": "x"}], **fields}), 9).options.think == think
+    )
 
 
 def test_anthropic_blocks_become_messages():
@@ -387,7 +393,7 @@ def test_other_fields_of_a_message_request_are_read_or_ignored():
     """Ignore known fields silently, force no reasoning with a schema, and allow a budget of 0."""
     nothing = {name: "x" for name in ("metadata", "service_tier", "container", "inference_geo", "diagnostics", "speed")}
     nothing |= {name: "x" for name in ("cache_control", "user_profile_id", "workspace_id", "betas")}
-    body = Body({"messages": HI, "context_management": {}, "odd": 1, **nothing})
+    body = RequestBody({"messages": HI, "context_management": {}, "odd": 1, **nothing})
     parse_request(body, 9)
     assert body.ignored == ["odd"]
     formed = messages_request(output_config={"format": {"type": "json_schema", "schema": {"type": "object"}}}).options
@@ -401,7 +407,7 @@ def test_other_fields_of_a_message_request_are_read_or_ignored():
 def test_anthropic_tools_without_parameters_take_an_empty_object():
     for schema in ({}, {"input_schema": None}, {"input_schema": {}}):
         asked = {"messages": [{"role": "user", "content": "x"}], "tools": [{"name": "now", **schema}]}
-        use = parse_request(Body(asked), 9).options.tools
+        use = parse_request(RequestBody(asked), 9).options.tools
         assert use and use.tools[0].parameters == {"type": "object", "properties": {}}
         assert (use.tools[0].name, use.tools[0].description, use.tools[0].strict) == ("now", "", False)
 
@@ -410,16 +416,18 @@ def test_function_tools_are_parsed_in_both_forms():
     function = {"name": "now", "description": "d", "parameters": {"type": "object"}, "strict": True}
     inside, flat = {"type": "function", "function": function}, {"type": "function", **function}
     for tool in (inside, flat):
-        tool_of_function = parse_function(Body(tool))
+        tool_of_function = parse_function(RequestBody(tool))
         assert (tool_of_function.name, tool_of_function.description, tool_of_function.strict) == ("now", "d", True)
         assert tool_of_function.parameters == {"type": "object", "properties": {}}
-    bare = parse_function(Body({"name": "now"}))
+    bare = parse_function(RequestBody({"name": "now"}))
     assert (bare.description, bare.parameters, bare.strict) == ("", {"type": "object", "properties": {}}, False)
-    others = Body({"tools": [{"type": "web"}, inside]})
+    others = RequestBody({"tools": [{"type": "web"}, inside]})
     assert (use := parse_tools(others)) and len(use.tools) == 1 and others.ignored == ["tools[0]:web"]
-    assert parse_tools(Body({"tools": [], "tool_choice": "auto"})) is None and parse_tools(Body({})) is None
+    assert (
+        parse_tools(RequestBody({"tools": [], "tool_choice": "auto"})) is None and parse_tools(RequestBody({})) is None
+    )
     for parallel, several in ((None, True), (True, True), (False, False)):
-        use = parse_tools(Body({"tools": [inside], "tool_choice": "required", "parallel_tool_calls": parallel}))
+        use = parse_tools(RequestBody({"tools": [inside], "tool_choice": "required", "parallel_tool_calls": parallel}))
         assert use and (use.choice, use.parallel, len(use.tools)) == ("required", several, 1)
     assert parse_tool_choice(None) == ("auto", None) and parse_tool_choice("none") == ("none", None)
     for named in ({"function": {"name": "x"}}, {"type": "function", "name": "x"}):
@@ -580,10 +588,11 @@ def test_tools_and_choice_of_a_response_are_parsed():
         ({"type": "web_search"}, "auto"),
         ({"type": "function", "name": "now"}, "now"),
     ):
-        use = tools_of_responses(Body({"tools": [{"type": "web_search"}, function], "tool_choice": choice}))
+        use = tools_of_responses(RequestBody({"tools": [{"type": "web_search"}, function], "tool_choice": choice}))
         assert use and [tool.name for tool in use.tools] == ["now"] and (use.choice, use.parallel) == (meant, True)
     assert (
-        tools_of_responses(Body({"tools": [{"type": "web_search"}]})) is None and tools_of_responses(Body({})) is None
+        tools_of_responses(RequestBody({"tools": [{"type": "web_search"}]})) is None
+        and tools_of_responses(RequestBody({})) is None
     )
 
 

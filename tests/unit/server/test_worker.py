@@ -16,7 +16,7 @@ from localllm.generation.logprobs import compute_token_logprobs
 from localllm.generation.reasoning import ANSWER, REASONING, TextPart
 from localllm.server import model_pool as model_pool
 from localllm.server import service, worker
-from localllm.server.http import Limits, RequestTimeoutError
+from localllm.server.http import ClientLimits, RequestTimeoutError
 from localllm.server.worker import StoppedError
 
 
@@ -59,7 +59,7 @@ def test_subscribers_get_events_until_they_cancel(answers):
     it._token_times[id(second.request.answers[0])] = 1.0
     second.request.listener = first.request.listener = print
     third.request.error = "broken"
-    it._after_step([first.request, third.request, alone.request, gone.request])
+    it._finish_step([first.request, third.request, alone.request, gone.request])
     assert (first.heard, third.heard, second.heard, alone.heard) == ([None], ["broken"], [], [])
     assert (here.calls, there.calls) == ([1], [1]) and batches[0].dropped == [second.request] and not it._token_times
     assert counted == [
@@ -153,7 +153,7 @@ class Tokens:
     vocab_size, bos_id, eos_id = 7, None, None
 
     def __init__(self, most: int):
-        self.most_bytes = lambda context: most
+        self.compute_max_bytes = lambda context: most
 
 
 def make_stream(*prompts: Any, n: int = 1, context: int = 80, most: int = 1000, **limits: Any) -> Any:
@@ -173,7 +173,7 @@ def make_stream(*prompts: Any, n: int = 1, context: int = 80, most: int = 1000, 
     left: list[Any] = []
     working: Any = SimpleNamespace(model=model, cancel=left.append, left=left)
     asked: Any = SimpleNamespace(prompts=[*prompts], options="options", n=n, top_logprobs=None, context=())
-    return service.ResponseStream("m", working, asked, Limits(**limits), AsyncExitStack())
+    return service.ResponseStream("m", working, asked, ClientLimits(**limits), AsyncExitStack())
 
 
 def say(*texts: str) -> list[dict[str, str]]:
@@ -224,7 +224,7 @@ def test_events_of_several_prompts_are_numbered_across_them():
     async def collect(it: Any) -> list[Any]:
         events = []
         try:
-            async for number, each in it.events():
+            async for number, each in it.stream_events():
                 events.append((number, each.number))
         finally:
             await it.close()
@@ -238,16 +238,16 @@ def test_events_of_several_prompts_are_numbered_across_them():
 
         guide = SimpleNamespace(thoughts=2, transcript=SimpleNamespace(stopped_by="x"))
         answers = [SimpleNamespace(tokens=[1, 2, 3], guide=guide)] * 2
-        return SimpleNamespace(events=events, request=SimpleNamespace(prompt=[1] * 5, cached=4, answers=answers))
+        return SimpleNamespace(stream_events=events, request=SimpleNamespace(prompt=[1] * 5, cached=4, answers=answers))
 
     it = make_stream(n=2)
     it._subscribers = [of(0, 1, 0), of(1)]
     assert sorted(asyncio.run(collect(it))) == [(0, 0), (0, 0), (1, 1), (3, 1)] and it._worker.left == it._subscribers
-    assert it.usage == it.count_usage() == service.Usage(10, 8, 12, 8) and it.stop_string() == "x"
+    assert it.usage == it.count_usage() == service.TokenUsage(10, 8, 12, 8) and it.stop_string() == "x"
     it._subscribers[0].request.answers = []
     assert it.stop_string() == ""
     late = make_stream(answer_seconds=0.01)
     late._subscribers = [of(0, wait=60)]
     with pytest.raises(RequestTimeoutError, match=r"^the answer took more than 0\.01 seconds$"):
         asyncio.run(collect(late))
-    assert late.usage == service.Usage() and late._worker.left == late._subscribers
+    assert late.usage == service.TokenUsage() and late._worker.left == late._subscribers

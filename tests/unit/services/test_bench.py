@@ -247,7 +247,7 @@ def test_costs_equal_those_of_the_matrix_products(tiny: str, tied: bool):
     builder = Counting([SequenceSpan(ReferenceCache(KVType("f32", "f32")), 0, np.array([5, 6, 7]), wanted=1)], {}, 512)
     model, hyperparameters = load_architecture(file)
     model.forward(builder, Weights(tensors), hyperparameters)
-    costs = MatrixCosts.of(tensors)
+    costs = MatrixCosts.from_tensors(tensors)
     assert 3 * costs.per_token + costs.per_logits == builder.multiply_adds
     assert costs.weight_bytes == builder.weight_bytes
     assert costs.per_logits == prod(tensors["token_embd.weight"].shape)

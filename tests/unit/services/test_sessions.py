@@ -61,7 +61,7 @@ def test_other_files_in_the_folder_are_no_sessions(folder: Path):
     for name in ("notes", "notes.txt", ".jsonl", ".hidden.jsonl", "x" * 200 + ".jsonl"):
         (folder / name).write_text("{}\n")
     assert sessions.list_names() == [session.name for session in sessions.list_sessions()] == ["a"]
-    assert sessions.latest_name() == "a" and sessions.list_branches("a") == ["a"]
+    assert sessions.find_latest_name() == "a" and sessions.list_branches("a") == ["a"]
 
 
 def test_branches_of_a_session_share_its_trunk():
@@ -173,7 +173,7 @@ def test_a_damaged_session_is_refused_with_its_line(line: int, text: str):
     "name", ["", ".", "..", "../x", "a/b", "/etc/passwd", "a\\b", ".hidden", "a\0b", "x" * 61, " a", "a.", "a\n", "-"]
 )
 def test_invalid_session_names_are_refused(name: str):
-    for use in (sessions.read_session, SessionFile, sessions.remove_session, sessions.session_exists):
+    for use in (sessions.read_session, SessionFile, sessions.remove_session, sessions.has_session):
         with pytest.raises(UsageError, match="is not a valid session name"):
             use(name)
 
@@ -181,9 +181,9 @@ def test_invalid_session_names_are_refused(name: str):
 def test_valid_session_names_are_accepted(folder: Path):
     for name in ("a", "A b", "v1.2", "über_狐", "狐" * 60, "x" * 60):
         write_session(name, TURN)
-        assert sessions.session_exists(name) and (folder / f"{name}.jsonl").is_file()
+        assert sessions.has_session(name) and (folder / f"{name}.jsonl").is_file()
     os.utime(sessions.get_path("v1.2"), (2e9, 2e9))
-    assert sessions.latest_name() == sessions.list_names()[0] == "v1.2"
+    assert sessions.find_latest_name() == sessions.list_names()[0] == "v1.2"
 
 
 def test_a_session_is_open_in_one_chat_at_a_time():
@@ -200,7 +200,7 @@ def test_a_session_is_open_in_one_chat_at_a_time():
 def test_without_sessions_lists_are_empty_and_continue_is_refused(monkeypatch, tmp_path: Path):
     assert (sessions.list_names(), sessions.list_sessions()) == ([], [])
     with pytest.raises(UsageError, match="there are no sessions yet"):
-        sessions.latest_name()
+        sessions.find_latest_name()
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
     with pytest.raises(LocalllmError, match="cannot be created"):
@@ -236,7 +236,7 @@ def test_opening_a_session_changes_only_its_time(monkeypatch):
     write_session("b", TURN)
     whole = path.read_bytes()
     os.utime(path, (1, 1))
-    assert sessions.latest_name() == "b"
+    assert sessions.find_latest_name() == "b"
     for content, is_changed in ((whole, False), (whole.removesuffix(b"\n"), True)):
         path.write_bytes(content)
         os.utime(path, (1, 1))
@@ -244,7 +244,7 @@ def test_opening_a_session_changes_only_its_time(monkeypatch):
         with SessionFile("a") as file:
             assert not file.lost and not file.is_new and file.chat.messages == TURN
             assert path.read_bytes() == whole and calls.of(path) == SAFE * is_changed
-            assert sessions.latest_name() == "a"
+            assert sessions.find_latest_name() == "a"
             calls.clear()
             file.write([*TURN, *OTHER])
             assert calls.of(path) == ["write", "fsync"]

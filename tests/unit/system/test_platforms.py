@@ -270,14 +270,16 @@ def test_a_closed_pipe_is_recognized(monkeypatch):
 def test_ctrl_break_ends_a_server(monkeypatch):
     """Treat it like SIGTERM, and restore the handler afterwards."""
     pytest.importorskip("uvicorn", reason="needs the extra localllm[serve]")
-    from localllm.server.http import Limits
+    from localllm.server.http import ClientLimits
     from localllm.server.listener import ShutdownOptions, create_listener
 
     number = signal.SIGBREAK if sys.platform == "win32" else signal.SIGUSR1
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setattr(signal, "SIGBREAK", number, raising=False)
     before = signal.getsignal(number)
-    server = create_listener(lambda scope, receive, send: None, Limits(1), ShutdownOptions(0, lambda: None, print))
+    server = create_listener(
+        lambda scope, receive, send: None, ClientLimits(1), ShutdownOptions(0, lambda: None, print)
+    )
     with server.capture_signals():
         signal.raise_signal(number)
     assert server.should_exit and server.stopped_by == number and signal.getsignal(number) is before

@@ -16,12 +16,12 @@ def read(data: bytes, most: int, keeps_end: bool = False) -> PipeReader:
 
 
 def test_the_first_bytes_are_kept_with_a_note():
-    assert read(b"abcdef", 4).text() == "abcd\n[cut: of 6 bytes]" and read(b"abcd", 4).text() == "abcd"
+    assert read(b"abcdef", 4).get_text() == "abcd\n[cut: of 6 bytes]" and read(b"abcd", 4).get_text() == "abcd"
 
 
 def test_the_last_bytes_are_kept_without_a_note():
     reader = read(b"x" * 1_000_000 + b"\nthe end \n\n", 100, keeps_end=True)
-    assert (len(reader.text()), reader.size, reader.get_last_line()) == (100, 1_000_011, "the end")
+    assert (len(reader.get_text()), reader.size, reader.get_last_line()) == (100, 1_000_011, "the end")
 
 
 def test_a_writer_never_waits_for_a_full_pipe():

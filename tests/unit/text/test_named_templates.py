@@ -46,7 +46,7 @@ def test_tools_select_the_tool_template(write):
         assert prompt_of(model, none) == "PLAIN<user>Hi"
         begun = prompt_of(model, USE, [*ASKED, answer("Answer1")])
         assert begun == "TOOLS[look]<user>Hi<assistant>Answer1"
-        assert model.session._format(USE).calls.opening == '<call>{"name": "'  # read off the right one
+        assert model.session._get_format(USE).calls.opening == '<call>{"name": "'  # read off the right one
 
 
 def test_the_server_selects_the_template_by_tools(write):

@@ -83,7 +83,9 @@ def test_two_fields_do_not_form_a_marker(source: str, at: int):
     left, right = "<|im_end|>"[:at], "<|im_end|>"[at:]
     parts = [{"type": "text", "text": left + " "}, {"type": "text", "text": "\n" + right}]
     message = {"role": "user", "name": left, "content": right if source is SIDE_BY_SIDE else parts, "arguments": {}}
-    rendered = tokenizer.markers.render(ChatTemplate.of(tokenizer), [message])  # a session would join the parts
+    rendered = tokenizer.markers.render(
+        ChatTemplate.from_tokenizer(tokenizer), [message]
+    )  # a session would join the parts
     tokens = tokenizer.encode_rendered(rendered)
     assert controls(tokenizer, tokens) == ["<|im_start|>", "<|im_end|>"]
     assert "<|im_end|>" in tokenizer.decode(tokens)
@@ -355,4 +357,4 @@ def test_texts_are_broken_within_markers_and_at_their_edges(
     clean = _remove_breaks(text)
     assert markers._break_markers(clean).replace(BREAK, "#") == broken
     assert markers._break_all_edges(clean).replace(BREAK, "#") == shattered
-    assert list(markers._occurrences(text)) == occurrences
+    assert list(markers._find_occurrences(text)) == occurrences

@@ -191,7 +191,7 @@ def test_a_missing_template_falls_back_to_chatml_or_plain():
         tokenizer = SimpleNamespace(
             pieces=[*pieces], bos_id=None, eos_id=0, chat_template=template, end_texts=(), chat_templates={}
         )
-        return ChatTemplate.of(tokenizer)
+        return ChatTemplate.from_tokenizer(tokenizer)
 
     assert of("<|im_start|>").source == CHATML
     assert of("a").source == PLAIN
@@ -289,12 +289,12 @@ def test_a_chosen_template_overrides_that_of_the_file():
         end_texts=(),
         chat_templates={"rag": "with documents"},
     )
-    assert ChatTemplate.of(tokenizer, "llama3").source == BUILTIN_TEMPLATES["llama3"]
-    assert ChatTemplate.of(tokenizer, "{{ 'mine' }}").render([USER]) == "mine"
-    assert ChatTemplate.of(tokenizer).source == "file"
-    assert ChatTemplate.of(tokenizer, "rag").source == "with documents"
+    assert ChatTemplate.from_tokenizer(tokenizer, "llama3").source == BUILTIN_TEMPLATES["llama3"]
+    assert ChatTemplate.from_tokenizer(tokenizer, "{{ 'mine' }}").render([USER]) == "mine"
+    assert ChatTemplate.from_tokenizer(tokenizer).source == "file"
+    assert ChatTemplate.from_tokenizer(tokenizer, "rag").source == "with documents"
     with pytest.raises(UsageError, match=r"unknown chat template 'llama9'; available: bailing, .*, zephyr"):
-        ChatTemplate.of(tokenizer, "llama9")
+        ChatTemplate.from_tokenizer(tokenizer, "llama9")
 
 
 def test_reasoning_has_all_its_names():
@@ -333,7 +333,7 @@ def test_well_known_templates_render_as_documented(shared, name: str, text: str)
 
 def test_the_template_of_smollm2_adds_its_system_message(shared):
     tokenizer = Tokenizer.from_file(shared / "models" / "smollm2-135m-instruct-q4_1.gguf")
-    assert ChatTemplate.of(tokenizer).render([USER]) == (
+    assert ChatTemplate.from_tokenizer(tokenizer).render([USER]) == (
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )

@@ -729,8 +729,8 @@ def test_long_words_are_merged_in_windows(monkeypatch):
     ):  # fmt: skip
         merged.clear()
         assert merge_in_windows(text, {}, " ") == list(text) and merged == windows
-    assert subwords._select_kept(["a" * 16, "b"]) == (["a" * 16], 16)
-    assert subwords._select_kept(["abc", "defghij", "k"]) == (["abc", "defghij"], 10)
+    assert subwords._select_final_symbols(["a" * 16, "b"]) == (["a" * 16], 16)
+    assert subwords._select_final_symbols(["abc", "defghij", "k"]) == (["abc", "defghij"], 10)
 
 
 @pytest.mark.parametrize(("pieces", "text", "words"), [

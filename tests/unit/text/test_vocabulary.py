@@ -313,4 +313,4 @@ def test_the_first_invalid_merge_is_reported(merges: list[str], problem: str | N
 def test_merges_of_unknown_pieces_are_noted(merges: list[str], noted: list[str]):
     keys = MetadataReader({}, "", oddities=Irregularities())
     note_odd_merges(keys, merges, {"a": 0, "b": 1, "ab": 2})
-    assert noted == [line.split("meaning: ")[1] for line in keys.oddities.lines()]
+    assert noted == [line.split("meaning: ")[1] for line in keys.oddities.format_lines()]

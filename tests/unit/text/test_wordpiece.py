@@ -68,7 +68,7 @@ def test_cls_and_sep_surround_a_text_on_request():
     assert tokenizer.encode("[CLS]", bos=True, eos=True, special=True) == [2, 3]
     assert tokenizer.encode("", bos=True, eos=True) == [2, 3]
     assert 2 not in tokenizer.encode("[CLS]")
-    assert tokenizer.most_bytes(4) == sys.maxsize
+    assert tokenizer.compute_max_bytes(4) == sys.maxsize
 
 
 def test_ids_decode_to_words():

@@ -28,7 +28,7 @@ def find_first_visible(position, window, chunked):
 
 
 @device
-def find_lowest_seen(a, sequence):
+def find_visible_begin(a, sequence):
     """Return the first position that tokens of a sequence see.
 
     It is 0 in cross-attention, else the encoder's length.
@@ -37,7 +37,7 @@ def find_lowest_seen(a, sequence):
 
 
 @device
-def find_end_seen(a, sequence):
+def find_visible_end(a, sequence):
     """Return the end of the positions that a sequence's tokens see.
 
     In cross-attention it is the end of the encoder's positions.
@@ -49,7 +49,7 @@ def find_end_seen(a, sequence):
 def find_first_key(a, sequence, position):
     """Return the position of the first key that a token sees, rounded down to a multiple of 16."""
     first = find_first_visible(position, load_argument(a, PLAN.window), load_argument(a, PLAN.chunked))
-    return max(first, find_lowest_seen(a, sequence)) // 16 * 16
+    return max(first, find_visible_begin(a, sequence)) // 16 * 16
 
 
 @device
@@ -85,7 +85,7 @@ def compute_section_keys(a, sequence, position):
     It depends on the first key and the end only, not on the run.
     """
     lowest = find_first_key(a, sequence, position)
-    end = min(position + 1 + load_argument(a, PLAN.lookahead), find_end_seen(a, sequence))
+    end = min(position + 1 + load_argument(a, PLAN.lookahead), find_visible_end(a, sequence))
     most = 256 * (MAX_SPLITS - 1)  # from any first key, these keys lie in at most MOST_SPLITS sections of 256
     return max((end - lowest + most - 1) // most, 1) * 256
 
@@ -99,7 +99,7 @@ def add_tokens(a, sequence, unit, first, count, start, splits, span):
     """
     group = load_argument(a, PLAN.heads) // load_argument(a, PLAN.kv_heads)
     rows, at_once = count * group, compute_unit_rows(load_argument(sequence, SEQUENCE.kernel_tokens), group)
-    lowest, first_seen = find_first_key(a, sequence, start) // span * span, find_lowest_seen(a, sequence)
+    lowest, first_seen = find_first_key(a, sequence, start) // span * span, find_visible_begin(a, sequence)
     few, table = 1 if at_once <= FEW_ROWS else 0, load_argument(sequence, SEQUENCE.table)
     for kv_head in range(load_argument(a, PLAN.kv_heads)):
         for row in range(0, rows, at_once):
@@ -107,7 +107,7 @@ def add_tokens(a, sequence, unit, first, count, start, splits, span):
             begin, last = find_first_key(a, sequence, start + row // group), start + (row + unit_rows - 1) // group
             if few == 0:
                 begin = begin // PAGE * PAGE  # AMX adds up 32 keys at a time, and these must not depend on the unit
-            end = min(last + 1 + load_argument(a, PLAN.lookahead), find_end_seen(a, sequence))
+            end = min(last + 1 + load_argument(a, PLAN.lookahead), find_visible_end(a, sequence))
             for split in range(splits):
                 lower, upper = max(begin, lowest + split * span), min(end, lowest + (split + 1) * span)
                 head_row = first * group + row
@@ -147,7 +147,7 @@ def plan(a, part, parts, thread):
             while end < count and compute_section_keys(a, sequence, start + end) == span:
                 end += 1
             lowest = find_first_key(a, sequence, start + done)
-            seen = min(start + end + load_argument(a, PLAN.lookahead), find_end_seen(a, sequence))
+            seen = min(start + end + load_argument(a, PLAN.lookahead), find_visible_end(a, sequence))
             splits = (seen - 1) // span - lowest // span + 1
             slot = write_splits(a, first + done, end - done, splits, slot)
             unit = add_tokens(a, sequence, unit, first + done, end - done, start + done, splits, span)

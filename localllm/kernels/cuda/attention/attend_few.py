@@ -91,7 +91,7 @@ def make_load_rows(load, rows, apart):
     """Build a function (base, number, low, high, row_bytes, d) that loads segments of the heads of tokens.
 
     The `rows` tokens are `number`, number + apart, ..., each clamped to the range from `low` to `high` - 1. row_bytes:
-    bytes per token; d: see make_pieces.
+    bytes per token; d: see make_load_segments.
     """
 
     @gpu.device

@@ -12,7 +12,7 @@ from localllm.kernels.formulas import FORMULAS, Number, Row, Strided, bind, buil
 from localllm.kernels.table import KERNELS
 
 ZERO, ONE = float32(0), float32(1)
-# The constants of `erf_of`.
+# The constants of `compute_erf`.
 P, A, B = float32(0.3275911), float32(0.254829592), float32(-0.284496736)
 C, D, E = float32(1.421413741), float32(-1.453152027), float32(1.061405429)
 

@@ -33,7 +33,7 @@ UNIT = 32  # weights
 ALIGNMENT = 16  # rows are padded to a multiple of this, in bytes
 
 
-class Plane(NamedTuple):
+class FieldPlane(NamedTuple):
     """A plane: one field of the blocks of a row."""
 
     name: str
@@ -41,34 +41,40 @@ class Plane(NamedTuple):
     weights: int = UNIT
 
 
-SPECIAL_PLANES: dict[str, tuple[Plane, ...]] = {
-    "Q2_K": (Plane("pairs", 8), Plane("d_low", 4, 256), Plane("scales", 2)),
-    "Q3_K": (Plane("pairs", 8), Plane("bits", 4), Plane("high", 4, 256), Plane("d", 2, 256), Plane("scales", 1)),
-    "Q4_K": (Plane("nibbles", 16), Plane("header", 16, 256)),
-    "Q5_K": (Plane("nibbles", 16), Plane("header", 16, 256), Plane("bits", 4)),
-    "Q6_K": (Plane("nibbles", 16), Plane("pairs", 8), Plane("scales", 2), Plane("d", 2, 256)),
-    "IQ4_XS": (Plane("table", 16), Plane("header", 8, 256)),
+SPECIAL_PLANES: dict[str, tuple[FieldPlane, ...]] = {
+    "Q2_K": (FieldPlane("pairs", 8), FieldPlane("d_low", 4, 256), FieldPlane("scales", 2)),
+    "Q3_K": (
+        FieldPlane("pairs", 8),
+        FieldPlane("bits", 4),
+        FieldPlane("high", 4, 256),
+        FieldPlane("d", 2, 256),
+        FieldPlane("scales", 1),
+    ),
+    "Q4_K": (FieldPlane("nibbles", 16), FieldPlane("header", 16, 256)),
+    "Q5_K": (FieldPlane("nibbles", 16), FieldPlane("header", 16, 256), FieldPlane("bits", 4)),
+    "Q6_K": (FieldPlane("nibbles", 16), FieldPlane("pairs", 8), FieldPlane("scales", 2), FieldPlane("d", 2, 256)),
+    "IQ4_XS": (FieldPlane("table", 16), FieldPlane("header", 8, 256)),
 }
 
 
-def list_code_planes(layout: BlockLayout) -> list[Plane]:
+def list_code_planes(layout: BlockLayout) -> list[FieldPlane]:
     if layout.bits == 8:
-        return [Plane("bytes", 16), Plane("last_bytes", 16)]
+        return [FieldPlane("bytes", 16), FieldPlane("last_bytes", 16)]
     if layout.values:
-        return [Plane("table", 16)]
-    sizes = {4: Plane("nibbles", 16), 2: Plane("pairs", 8), 1: Plane("bits", 4)}
+        return [FieldPlane("table", 16)]
+    sizes = {4: FieldPlane("nibbles", 16), 2: FieldPlane("pairs", 8), 1: FieldPlane("bits", 4)}
     return [plane for bits, plane in sizes.items() if layout.bits & bits]
 
 
-def list_planes(name: str) -> tuple[Plane, ...]:
+def list_planes(name: str) -> tuple[FieldPlane, ...]:
     """Return all planes of a format: the special ones above, or those that its block layout determines."""
     if name in SPECIAL_PLANES:
         return SPECIAL_PLANES[name]
     layout, block = LAYOUTS[name], BY_NAME[name].block
     if layout.scales:
-        factors = Plane("scales", UNIT // layout.group)
+        factors = FieldPlane("scales", UNIT // layout.group)
     else:
-        factors = Plane("d", 2, block) if layout.low is None else Plane("d_low", 4, block)
+        factors = FieldPlane("d", 2, block) if layout.low is None else FieldPlane("d_low", 4, block)
     return (*list_code_planes(layout), factors)
 
 
@@ -87,7 +93,7 @@ def get_storage_format(format_name: str) -> str:
     return "Q8_0" if format_name in CONVERTED_TO_Q8_0 else "F16"
 
 
-def compute_unit_shift(plane: Plane) -> int:
+def compute_unit_shift(plane: FieldPlane) -> int:
     """Return log2 of the number of units that share an element of a plane."""
     return (plane.weights // UNIT).bit_length() - 1
 

@@ -164,7 +164,7 @@ def make_load_floats(name):
     return load_values
 
 
-class Unit(NamedTuple):
+class UnitReader(NamedTuple):
     """The function that reads a format's units, and the factors that a unit has."""
 
     read: Callable
@@ -269,7 +269,7 @@ def make_factors(name, factor, centre):
 
 
 def make_unit(name):
-    """Build the Unit of a format from its layout.
+    """Build the UnitReader of a format from its layout.
 
     Codes are centred on zero if the code for zero is in the middle.
     """
@@ -285,7 +285,7 @@ def make_unit(name):
         scales, minimums = factors(row, units, unit)
         return codes(row, units, unit), scales, minimums
 
-    return Unit(read, layout.group == 16, layout.low is not None or centre > 0)
+    return UnitReader(read, layout.group == 16, layout.low is not None or centre > 0)
 
 
 q2_k_d, q2_k_scales = make_load_floats("Q2_K"), make_find("Q2_K", "scales")
@@ -368,11 +368,11 @@ def load_iq4_xs(row, units, unit):
 
 
 SPECIAL_UNITS = {
-    "Q2_K": Unit(load_q2_k, two_scales=True, minimums=True),
-    "Q3_K": Unit(load_q3_k, two_scales=True),
-    "Q4_K": Unit(load_q4_k, minimums=True),
-    "Q5_K": Unit(load_q5_k, minimums=True),
-    "Q6_K": Unit(load_q6_k, two_scales=True),
-    "IQ4_XS": Unit(load_iq4_xs),
+    "Q2_K": UnitReader(load_q2_k, two_scales=True, minimums=True),
+    "Q3_K": UnitReader(load_q3_k, two_scales=True),
+    "Q4_K": UnitReader(load_q4_k, minimums=True),
+    "Q5_K": UnitReader(load_q5_k, minimums=True),
+    "Q6_K": UnitReader(load_q6_k, two_scales=True),
+    "IQ4_XS": UnitReader(load_iq4_xs),
 }
 UNITS = {name: SPECIAL_UNITS.get(name) or make_unit(name) for name in PLANES}

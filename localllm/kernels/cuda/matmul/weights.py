@@ -149,7 +149,7 @@ def find_scales_offset(layout: BlockLayout) -> int:
 
     Each scale has a byte or shares it with a minimum.
     """
-    return layout.scales[0].place(0)[0] if layout.scales else 0
+    return layout.scales[0].locate(0)[0] if layout.scales else 0
 
 
 def make_put_in_row(plane, start, put):

@@ -162,7 +162,7 @@ def test_temperature_of_mistral_3_starts_behind_the_original_context(golden):
 ])  # fmt: skip
 def test_window_patterns_follow_the_metadata(golden, name, layers, defaults):
     def pattern(file):
-        return "".join("w" if state.window else "a" for state in load_architecture(file)[1].states())
+        return "".join("w" if state.window else "a" for state in load_architecture(file)[1].list_states())
 
     file, key = golden(name), "attention__sliding_window_pattern"
     assert pattern(file) == defaults
@@ -180,7 +180,7 @@ def test_window_patterns_follow_the_metadata(golden, name, layers, defaults):
 def test_exaone_4_rotates_windowed_layers_only_if_there_are_any(golden):
     def ropes(file):
         h = load_architecture(file)[1]
-        return [h.rope(layer) is not None for layer in range(h.layers)]
+        return [h.get_rope(layer) is not None for layer in range(h.layers)]
 
     assert ropes(golden("exaone4")) == [True, True]
     file = change(golden("exaone4"), attention__sliding_window=8, attention__sliding_window_pattern=2)
@@ -276,7 +276,7 @@ def test_a_fused_bias_must_have_its_matrix_rows(golden, more):
     rows, _ = file.tensors["blk.0.attn_qkv.weight"].shape
     put(file, "blk.0.attn_qkv.bias", np.zeros(rows + more))
     with pytest.raises(ModelError, match=r"blk\.0\.attn_qkv\.bias"):
-        Weights(file.tensors).block(0).attn_qkv.split(rows - 1, 1)
+        Weights(file.tensors).get_layer(0).attn_qkv.split(rows - 1, 1)
 
 
 def refused(file, fields, problem):
@@ -429,12 +429,12 @@ def test_the_largest_consistent_sizes_are_accepted(golden):
 def test_deci_layers_without_feed_forward_are_skipped(golden):
     """As in llama.cpp, though the file may have tensors of their attention."""
     file = golden("deci")
-    assert [state.layer for state in load_architecture(file)[1].states()] == [0, 5]
+    assert [state.layer for state in load_architecture(file)[1].list_states()] == [0, 5]
     assert_same_everywhere(file)
 
 
 def test_layers_that_run_twice_have_two_states(golden):
-    states = load_architecture(golden("nanbeige"))[1].states()
+    states = load_architecture(golden("nanbeige"))[1].list_states()
     assert [state.layer for state in states] == [0, 1, 2, 3]
 
 
@@ -573,7 +573,9 @@ def test_decay_slopes_of_minimax_depend_on_the_layer(golden):
         of_layers = replace(h, layers=layers, attention=replace(h.attention, heads=(4,) * layers))
         for layer in range(layers):
             slower = 1 - (layer / (layers - 1) if layers > 1 else 0) + 1e-5
-            assert minimax_01.MiniMax01.slopes(of_layers, layer) == [slower * 2.0 ** (-2 * n) for n in (1, 2, 3, 4)]
+            assert minimax_01.MiniMax01.compute_slopes(of_layers, layer) == [
+                slower * 2.0 ** (-2 * n) for n in (1, 2, 3, 4)
+            ]
 
 
 @pytest.mark.parametrize("lost", ["ffn_gate_inp.scale", "ffn_down_exps.scale"])
@@ -609,8 +611,8 @@ def test_queries_of_llama_4_grow_by_0_1_of_the_logarithm(golden):
 def test_granite_treats_missing_and_zero_scales_as_1(golden):
     """Positions are rotated unless the file says otherwise."""
     file = golden("granite")
-    assert load_architecture(file)[1].rope(0) is not None
-    assert load_architecture(change(file, rope__scaling__finetuned=False))[1].rope(0) is None
+    assert load_architecture(file)[1].get_rope(0) is not None
+    assert load_architecture(change(file, rope__scaling__finetuned=False))[1].get_rope(0) is None
     for trace_operations in (0.0, None):
         file = golden("granite")
         for key in ("embedding_scale", "residual_scale", "attention.scale"):
@@ -618,12 +620,12 @@ def test_granite_treats_missing_and_zero_scales_as_1(golden):
             file.metadata |= {} if trace_operations is None else {f"granite.{key}": trace_operations}
         h = load_architecture(file)[1]
         assert (h.embedding_scale, h.residual_scale, h.scale) == (1.0, 1.0, h.attention.head_dim**-0.5)
-        assert h.rope(0) is not None and not h.has_shared
+        assert h.get_rope(0) is not None and not h.has_shared
 
 
 def test_previous_tokens_must_have_the_columns_of_their_state(golden):
     module, h = load_architecture(file := golden("rwkv6"))
     recorder = trace_model(file, module.forward, Weights(file.tensors), h, 128)
-    state = h.states()[0]
+    state = h.list_states()[0]
     with pytest.raises(ModelError, match="x for 3 of 96 columns"):
         recorder.previous(Activation(ALL, 3), state, 1)

@@ -181,7 +181,7 @@ def test_positions_are_interpolated_by_corners_or_areas():
 
 def test_pixels_are_ordered_like_a_convolutions_weights():
     h: Any = SimpleNamespace(
-        mean=(0.5, 0.25, 0.0), deviation=(0.5, 1.0, 2.0), patch=2, pixels=12, grid=lambda picture: (2, 1)
+        mean=(0.5, 0.25, 0.0), deviation=(0.5, 1.0, 2.0), patch=2, pixels=12, compute_grid=lambda picture: (2, 1)
     )
     picture = noise(3, 4)  # a column is left over
     rows = to_patches(h, picture)

@@ -7,8 +7,8 @@ import pytest
 from project import ROOT
 from tiny_model import write_tiny_model
 
-from localllm.services.evaluation.questions import Questions
-from localllm.services.evaluation.scores import mcnemar_p_value, wilson_interval
+from localllm.services.evaluation.questions import QuestionSet
+from localllm.services.evaluation.scores import compute_mcnemar_p_value, compute_wilson_interval
 from localllm.services.records.lines import read_records
 from localllm.services.tools.confined_python import describe_obstacle
 
@@ -46,12 +46,12 @@ def test_eval_compares_two_models(tiny: str, other: str, tmp_path, cli):
     assert code == 0 and [(each["correct"], each["total"]) for each in facts["models"]] == [(2, 4), (1, 4)]
     assert [{*each["wrong"]} for each in facts["models"]] == [{"3", "4"}, {"1", "2", "4"}]
     assert facts["comparisons"] == [
-        {"first": tiny, "second": other, "only_first": 2, "only_second": 1, "p": mcnemar_p_value(2, 1)}
+        {"first": tiny, "second": other, "only_first": 2, "only_second": 1, "p": compute_mcnemar_p_value(2, 1)}
     ]
     kept = [json.loads(line) for line in (tmp_path / "a-tiny.jsonl").read_text().splitlines()]
     assert [row["output"] for row in kept] == first and (tmp_path / "a-other.jsonl").exists()
     code, out, stderr = cli("eval", tiny, other, questions, *SHORT, "-o", tmp_path / "a.jsonl")
-    low, high = wilson_interval(2, 4)
+    low, high = compute_wilson_interval(2, 4)
     assert f"{tiny} 2 4 50.0% {100 * low:.1f}% to {100 * high:.1f}%" in " ".join(out.split())
     assert out.endswith(f"{other}: 2 right only by the first, 1 only by the second, p = 1 (McNemar)\n")
     assert "a-tiny.jsonl already answers 4 of 4 questions" in stderr
@@ -113,7 +113,7 @@ def test_eval_needs_a_model_and_questions(tiny: str, cli):
 def test_eval_answers_the_questions_of_the_docs():
     page = (ROOT / "docs" / "eval.md").read_text(encoding="utf-8")
     lines = page.split("```json\n")[1].split("```")[0]
-    questions = Questions(read_records(lines.encode(), "eval.jsonl"), "exact", "eval.jsonl")
+    questions = QuestionSet(read_records(lines.encode(), "eval.jsonl"), "exact", "eval.jsonl")
     assert {*questions.graders.values()} == {"exact", "number", "choice", "regex", "json", "program"}
     answers = ["Paris", "144", "B", "Yes.", "red", '{"city": "Rome"}', "def double(x):\n    return 2 * x"]
     results = [

@@ -12,9 +12,9 @@ from served import Served, scripted, serving
 from tiny_model import write_tiny_model
 
 from localllm.cli.commands import launch as command
-from localllm.services.agents import AGENTS, Provider
+from localllm.services.agents import AGENTS, AgentServer
 
-HERE = Provider("http://127.0.0.1:1", "localllm", "m", 4096)
+HERE = AgentServer("http://127.0.0.1:1", "localllm", "m", 4096)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_every_agent_gets_url_key_and_model(name: str):
     settings = AGENTS[name].configure(HERE)
     settings_text = json.dumps([settings.variables, settings.arguments])
     assert HERE.url in settings_text and HERE.key in settings_text and "m" in settings_text.replace("localllm", "")
-    assert AGENTS[name].configure(Provider(HERE.url, "k", "m")).variables  # a context that is not known
+    assert AGENTS[name].configure(AgentServer(HERE.url, "k", "m")).variables  # a context that is not known
 
 
 def test_settings_of_claude_opencode_and_codex_name_the_model():

@@ -69,7 +69,7 @@ class Session(Conversation):
         return history, answer
 
     def resume(self, options: GenerationOptions) -> Answer:
-        *history, last = self._history_with_answer()
+        *history, last = self._build_history()
         begun = PartialAnswer(last["content"], last.get("reasoning_content", ""))
         self._history, self._answer, self._earlier_part = history, self.answers.pop(0), begun
         return self._answer
@@ -444,7 +444,7 @@ class Calls:
     def note(self, message: dict[str, Any], finish: str) -> None:
         self.noted.append((message["content"], finish))
 
-    def results(self, calls: list[ToolCall]) -> list[dict[str, Any]]:
+    def run_calls(self, calls: list[ToolCall]) -> list[dict[str, Any]]:
         return [{"role": "tool", "tool_call_id": call.id, "content": f"did {call.name}"} for call in calls]
 
 

@@ -26,10 +26,10 @@ from localllm.convert import open_projector
 from localllm.convert.config import CheckpointConfig
 from localllm.convert.projector_folder import read_preprocessing, read_text_width
 from localllm.convert.projectors import find_projector
-from localllm.convert.projectors.internvl import internvl
-from localllm.convert.projectors.llava import llava15
+from localllm.convert.projectors.internvl import read_internvl
+from localllm.convert.projectors.llava import read_llava15
 from localllm.convert.projectors.parts import VisionConfig, read_encoder_sizes
-from localllm.convert.projectors.siglip import lfm2vl
+from localllm.convert.projectors.siglip import read_lfm2vl
 from localllm.engine.vision_encoder import VisionEncoder
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
@@ -286,7 +286,9 @@ def read_projector(folder: Path, content: dict[str, Any]) -> dict[str, Any] | st
     try:
         read = find_projector(config)
         facts = read(
-            VisionConfig(config, config.section("vision_config"), read_preprocessing(folder), read_text_width(config))
+            VisionConfig(
+                config, config.get_section("vision_config"), read_preprocessing(folder), read_text_width(config)
+            )
         )
     except ModelError as error:
         return str(error).replace(f"{folder / 'config.json'}: ", "")
@@ -515,7 +517,7 @@ def test_the_large_internvl_has_rms_norms_and_no_attention_biases():
     path = Path("config.json")
     sizes = {"hidden_size": 3200, "num_hidden_layers": 45, "num_attention_heads": 25, "intermediate_size": 12800}
     values_of_vision = {**sizes, "image_size": 448, "patch_size": 14, "norm_type": "rms_norm", "use_qk_norm": True}
-    facts = internvl(
+    facts = read_internvl(
         VisionConfig(
             CheckpointConfig({}, path),
             CheckpointConfig(values_of_vision, path),
@@ -534,10 +536,10 @@ def test_the_large_internvl_has_rms_norms_and_no_attention_biases():
 
 
 @pytest.mark.parametrize(("family", "sides", "expected"), [
-    (internvl, (448, 14), {"attention.layer_norm_epsilon": 1e-6, "projector.scale_factor": 2,
+    (read_internvl, (448, 14), {"attention.layer_norm_epsilon": 1e-6, "projector.scale_factor": 2,
                            "preproc_min_tiles": 1, "preproc_max_tiles": 12}),
-    (lfm2vl, (None, None), {"attention.layer_norm_epsilon": 1e-6, "projector.scale_factor": 2}),
-    (llava15, (336, 14), {"attention.layer_norm_epsilon": 1e-5, "feature_layer": [23]}),
+    (read_lfm2vl, (None, None), {"attention.layer_norm_epsilon": 1e-6, "projector.scale_factor": 2}),
+    (read_llava15, (336, 14), {"attention.layer_norm_epsilon": 1e-5, "feature_layer": [23]}),
 ])  # fmt: skip
 def test_missing_vision_config_values_get_transformers_defaults(
     family, sides: tuple[int | None, int | None], expected: dict[str, Any]
@@ -549,7 +551,7 @@ def test_missing_vision_config_values_get_transformers_defaults(
         VisionConfig(CheckpointConfig({}, path), CheckpointConfig(sizes, path), CheckpointConfig({}, path), 5120)
     )
     assert {key: facts.metadata[f"vision.{key}"] for key in expected} == expected
-    if family is lfm2vl:
+    if family is read_lfm2vl:
         assert (facts.encoder.side, facts.encoder.patch, facts.parts["mm.1.weight"].shape) == (256, 16, (2560, 256))
 
 

@@ -14,7 +14,7 @@ from project import ROOT
 
 from localllm.engine.cpu import lowering
 from localllm.engine.cpu.kernel_variants import UNLIMITED, RunShape, VariantTable
-from localllm.engine.lower.activation import ALL, WANTED, RoutedRows, Rows
+from localllm.engine.lower.activation import ALL, WANTED, RoutedRows, RowSet
 from localllm.kernels.build import objects
 from localllm.kernels.build.library import KernelLibrary, Progress
 from localllm.kernels.cpu.matmul.kernel_variants import VARIANTS, get_max_few_fast, get_max_few_tokens, select_variant
@@ -32,11 +32,11 @@ def called(format: str, columns: int, counts: Iterable[tuple[int, int]], most_pr
     return {f"{VARIANTS[select_variant(*count, *limits, most_precise)]}-{format}" for count in counts}
 
 
-def needed(format: str, columns: int, rows: Rows, run: RunShape) -> set[str]:
+def needed(format: str, columns: int, rows: RowSet, run: RunShape) -> set[str]:
     """Return what a run with one row of logits loads."""
     variants = VariantTable()
-    variants.arguments(format, columns, rows, 512, False)
-    names = variants.names(run)
+    variants.register(format, columns, rows, 512, False)
+    names = variants.list_names(run)
     assert set(names) <= set(variants.list_all_names())
     return set(names)
 
@@ -61,8 +61,8 @@ def test_decoding_any_number_of_sequences_selects_the_same_variant():
 
 def test_runs_in_tiles_load_no_variant():
     variants = VariantTable()
-    variants.arguments("Q4_K", 512, ALL, 8, False)
-    assert variants.names(RunShape(9, 1, 9, 1, 128)) == []
+    variants.register("Q4_K", 512, ALL, 8, False)
+    assert variants.list_names(RunShape(9, 1, 9, 1, 128)) == []
     assert variants.list_all_names() == ["linear_one-Q4_K", "linear_few-Q4_K", "linear_few_fast-Q4_K"]
 
 
@@ -103,9 +103,9 @@ def test_variants_are_compiled_in_the_background_of_runs_that_do_not_need_them(t
     with closing(open_engine(tmp_path / "model.gguf")) as engine:
         engine.prepare_all()
         expected = [engine.forward(ids, 0) for ids in ([1], PROMPT)]
-    there = objects.object_folder()
+    there = objects.get_object_folder()
     here = tmp_path / "kernels" / there.name
-    monkeypatch.setattr(objects, "object_folder", lambda of=None: here)
+    monkeypatch.setattr(objects, "get_object_folder", lambda of=None: here)
     unwanted = shutil.ignore_patterns("linear_few-*", "linear_precise-*", "linear_fast-*")
     shutil.copytree(there, here, ignore=unwanted)
     here.chmod(0o700)

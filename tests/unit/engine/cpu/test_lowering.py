@@ -28,9 +28,9 @@ from localllm.engine.cpu.lowering import (
     select_few_count,
 )
 from localllm.engine.lower.activation import ALL, WANTED
-from localllm.engine.lower.header import Header
+from localllm.engine.lower.header import RunHeader
 from localllm.engine.lower.steps import StepMemory
-from localllm.engine.lower.tape import SCRATCH_BYTES, Scratch
+from localllm.engine.lower.tape import SCRATCH_BYTES, ScratchAddress
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.operations.operation import lower_operations
 from localllm.engine.runs import BATCH
@@ -58,14 +58,14 @@ class Target(CpuTarget):
         assert super().matrix(weight) is weight.tensor.data
         return f"matrix {weight.name}"
 
-    def scratch(self, size: int) -> dict[str, Any]:
-        arguments = super().scratch(size)
-        assert arguments == {"scratch": Scratch(size), "scratch_bytes": SCRATCH_BYTES}
+    def build_scratch_arguments(self, size: int) -> dict[str, Any]:
+        arguments = super().build_scratch_arguments(size)
+        assert arguments == {"scratch": ScratchAddress(size), "scratch_bytes": SCRATCH_BYTES}
         return {"scratch": size}
 
 
 def target_of(in_tiles: bool, keeps: bool = True) -> Target:
-    variants: Any = SimpleNamespace(arguments=lambda *given: {"variants": given})
+    variants: Any = SimpleNamespace(register=lambda *given: {"variants": given})
     verbs = VERBS | {words.kernel: lowering.lower_halves for words in WORDS.values()}  # which this CPU may lack
     return Target(3, in_tiles, verbs, variants, 7, keeps)
 
@@ -145,7 +145,7 @@ def steps_of(in_tiles: bool, say: Any, states: Any = (), kv_type: str = "f32", k
     builder = Recorder(SimpleNamespace(vocab_size=9, width=8), 64)  # type: ignore[arg-type]
     say(builder, lambda columns: builder.external_input(np.zeros((9, columns), np.float32), columns))
     target = target_of(in_tiles, keeps)
-    places = StepMemory(KVCache(list(states), PAGE, KVType.of(kv_type), (1,)), None, Header(7))
+    places = StepMemory(KVCache(list(states), PAGE, KVType.parse(kv_type), (1,)), None, RunHeader(7))
     steps, names = lower_operations(optimize_graph(builder.operations, target), target, places), Told(places)
     lines = [names.step(step) for step in steps.all]
     return [line for line in lines if "x=float32[9x" not in line and not line.startswith("logits ")]
@@ -223,7 +223,7 @@ def test_scratch_sizes_follow_from_rows_heads_and_threads():
 
 
 def test_few_counts_are_read_from_the_header_for_all_or_wanted_rows():
-    header = Header(7)
+    header = RunHeader(7)
     header.few_counts[:] = 5, 3
     steps: Any = SimpleNamespace(header=header)
     assert [select_few_count(steps, rows).tolist() for rows in (ALL, WANTED)] == [[5], [3]]

@@ -19,7 +19,7 @@ from localllm.engine.cpu.limits import MemoryReader, measure_read_bandwidth
 from localllm.engine.cpu.program import CpuProgram, StreamingRunner, TapeThreads, WorkerGroup
 from localllm.engine.lower import tape as lower_tape
 from localllm.engine.lower.activation import ALL, WANTED, RoutedRows
-from localllm.engine.lower.header import Header, SequenceSpan, TextSpan
+from localllm.engine.lower.header import RunHeader, SequenceSpan, TextSpan
 from localllm.engine.lower.tape import TapeSlice, slice_steps
 from localllm.engine.memory.cache import ReservedMemory
 from localllm.engine.options import EngineOptions
@@ -88,7 +88,7 @@ def test_tapes_are_sliced_at_stages_before_weights_exceed_the_limit(monkeypatch)
 def test_a_run_lists_the_variants_that_its_products_need(of, most, is_precise, run, names):
     """Four tokens are few; experts have some of the tokens each, in the precision of the run."""
     tokens, wanted, most_precise = run
-    listed = VariantProduct("Q8_0", 4, 4, of, most, is_precise).variants(
+    listed = VariantProduct("Q8_0", 4, 4, of, most, is_precise).list_variants(
         RunShape(*run[:2], tokens, wanted, most_precise)
     )
     assert listed == [f"linear_{name}-Q8_0" for name in names.split()]
@@ -98,13 +98,13 @@ def test_products_of_one_format_and_width_share_their_variant_table(monkeypatch)
     for name in ("get_max_few_tokens", "get_max_few_fast"):
         monkeypatch.setattr(variants_module, name, lambda format, columns: columns)
     variants = VariantTable()
-    first = variants.arguments("Q8_0", 40, ALL, 512, False)
-    second = variants.arguments("Q8_0", 20, WANTED, 60, True)
-    other = variants.arguments("Q4_0", 40, ALL, 30, False)
+    first = variants.register("Q8_0", 40, ALL, 512, False)
+    second = variants.register("Q8_0", 20, WANTED, 60, True)
+    other = variants.register("Q4_0", 40, ALL, 30, False)
     assert first["variants"] is second["variants"] is not other["variants"]
     assert (first["few_tokens"], second["few_tokens"], len(first["variants"])) == (40, 20, 5)
-    assert variants.names(RunShape(1, 1, 1, 1, 128)) == ["linear_one-Q8_0", "linear_one-Q4_0"]
-    assert variants.names(RunShape(35, 25, 35, 25, 128)) == ["linear_few-Q8_0", "linear_precise-Q8_0"]
+    assert variants.list_names(RunShape(1, 1, 1, 1, 128)) == ["linear_one-Q8_0", "linear_one-Q4_0"]
+    assert variants.list_names(RunShape(35, 25, 35, 25, 128)) == ["linear_few-Q8_0", "linear_precise-Q8_0"]
     assert variants.list_all_names() == [
         "linear_few-Q8_0", "linear_one-Q8_0", "linear_one-Q4_0", "linear_few-Q4_0", "linear_few_fast-Q8_0",
         "linear_few_fast-Q4_0", "linear_precise-Q8_0", "linear_fast-Q8_0",
@@ -119,7 +119,7 @@ def test_variants_are_loaded_once_for_each_shape_of_run():
     library = SimpleNamespace(addresses=addresses, load=lambda *given: done.append(given),
                               lower_priority=lambda: done.append("way"))  # fmt: skip
     variants = SimpleNamespace(
-        names=lambda run: [*run], list_all_names=lambda: ["all"], fill=lambda to: done.append(to)
+        list_names=lambda run: [*run], list_all_names=lambda: ["all"], fill=lambda to: done.append(to)
     )
     loader = VariantLoader(library, variants, "shown")
     runs = [(3, 0, 9), (3, 0, 9), (3, 1, 9), (3, 1, 9), (4, 0, 9)]
@@ -137,7 +137,7 @@ def test_variants_are_loaded_once_for_each_shape_of_run():
 
 
 def made_program(tokens=8, **changed):
-    done, header = [], Header(tokens)
+    done, header = [], RunHeader(tokens)
     library = SimpleNamespace(warning="slow", close=lambda: done.append("library"))
     loader = SimpleNamespace(
         library=library, prepare=lambda run: done.append((run.tokens, run.wanted, run.most_precise)), prepare_all="all"
@@ -156,10 +156,10 @@ def test_programs_prepare_kernels_then_compute_and_return_what_threads_write():
     program.run(spans, False)
     assert done[2:] == [(3, 2, 1), "walk"]
     pages = np.array([9, 8])
-    results = program.rows(5, pages)
+    results = program.compute_rows(5, pages)
     assert (results.shape, done[4:]) == ((5, 3), [(5, 1, 128), "walk"]) and header.window_count[0] == 0
     assert header.sequences[0].tolist() == [0, 5, 5, pages.ctypes.data, 0, 0, 0, 5] and not header.kinds.any()
-    program.rows(5, pages, np.array([2, 5]))
+    program.compute_rows(5, pages, np.array([2, 5]))
     assert header.window_count[0] == 2 and header.windows[:2, 2].tolist() == [2, 5]
     done.clear()
     texts = [TextSpan(np.array([4, 5]), 1), TextSpan(np.array([6]), 1)]
@@ -181,7 +181,7 @@ def test_texts_may_exceed_128_tokens_in_precise_runs_and_rows_may_not(precise, m
     """Of texts, where nobody wants more; of rows that are given always."""
     done, _, program = made_program(tokens=200)
     program.read([TextSpan(np.zeros(130, np.int64), 130)], np.arange(3), precise)
-    program.rows(130, np.arange(3))
+    program.compute_rows(130, np.arange(3))
     assert done == [(130, 1, most), "walk", (130, 1, 128), "walk"]
 
 
@@ -190,7 +190,7 @@ def test_giving_memory_back_releases_all_reserved_buffers():
     memory = [SimpleNamespace(bytes=bytes(size), give_back=lambda *span: released.append(span)) for size in (5, 7)]
     done, _, program = made_program(memory=memory, streaming=SimpleNamespace(run=lambda: done.append("passes")))
     program.give_back()
-    program.rows(1, np.array([0]))
+    program.compute_rows(1, np.array([0]))
     assert released == [(0, 5), (0, 7)] and done == [(1, 1, 128), "passes"]
 
 
@@ -213,7 +213,7 @@ def test_compiling_a_program_wires_its_target_tape_library_and_threads(monkeypat
                         ("lower_operations", SimpleNamespace(all="lowered")), ("KernelLibrary", library),
                         ("StreamingRunner", SimpleNamespace(run="passing"))):  # fmt: skip
         keep(name, value)
-    operations, places = [SimpleNamespace(output=SimpleNamespace(columns=5))], SimpleNamespace(header=Header(9))
+    operations, places = [SimpleNamespace(output=SimpleNamespace(columns=5))], SimpleNamespace(header=RunHeader(9))
     program = program_module.compile_program(operations, places, 3, "progress", "given", keeps=False, streams=passes)
     assert calls["create_target"] == (3, 9, False, {}) and calls["optimize_graph"] == (operations, target, {})
     assert calls["lower_operations"] == ("prepared", target, places, {"exported": "given"}) and calls["Tape"] == (
@@ -360,7 +360,9 @@ def test_a_backend_keeps_pages_for_attention_and_states_for_recurrence(monkeypat
     calls = {}
     for name in ("KVCache", "StateLayout", "CachePool", "KeyRotator"):
         there = shift if name == "KeyRotator" else backend
-        stand_in = SimpleNamespace(store="store", cache_usage="places", bytes_per_token=5, rotate_keys="turn")
+        stand_in = SimpleNamespace(
+            create_state="store", get_cache_usage="places", bytes_per_token=5, rotate_keys="turn"
+        )
         monkeypatch.setattr(
             there, name, lambda *given, name=name, known=stand_in: calls.setdefault(name, given) and known
         )
@@ -371,7 +373,7 @@ def test_a_backend_keeps_pages_for_attention_and_states_for_recurrence(monkeypat
     tested = CpuBackend(["model"], states, 100, options)
     assert calls["KVCache"] == (states[::2], 100, options.kv_cache_type) and calls["StateLayout"] == (states[1:2],)
     assert calls["CachePool"] == (tested._cache, tested._places.layout) and tested._places.layout is not None
-    assert (tested.store, tested.cache_usage, tested.bytes_per_token) == ("store", "places", 5)
+    assert (tested.create_state, tested.get_cache_usage, tested.bytes_per_token) == ("store", "places", 5)
     tested.prepare_shift("turns")
     assert calls["KeyRotator"] == (tested._cache, states[::2], "turns") and tested.rotate_keys == "turn"
 
@@ -407,7 +409,7 @@ def test_image_rows_are_padded_and_positioned_by_their_angles(monkeypatch):
     ((operations, own, *rest),) = compiled
     assert (operations, own.cache, rest) == ("operations", "cache", [3, "shown"]) and own.header is not places.header
     seen = SimpleNamespace(
-        select_rows=lambda ids: np.arange(6).reshape(2, 3) + ids[0], mrope_positions=lambda ids, at: (*ids, at)
+        select_rows=lambda ids: np.arange(6).reshape(2, 3) + ids[0], compute_mrope_positions=lambda ids, at: (*ids, at)
     )
     span = SequenceSpan(None, 30, np.array([1, 2]), 1, seen=seen, ahead=10)
     assert reader.run(span, True) == "logits"
@@ -417,7 +419,7 @@ def test_image_rows_are_padded_and_positioned_by_their_angles(monkeypatch):
 
 
 def shift_places():
-    return backend.StepMemory("cache", None, Header(4))
+    return backend.StepMemory("cache", None, RunHeader(4))
 
 
 def test_keys_are_rotated_in_batches():

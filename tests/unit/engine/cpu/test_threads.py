@@ -18,14 +18,14 @@ import pytest
 from project import ROOT, SUPPORT
 
 from localllm.engine.cpu.program import KERNEL, TapeThreads
-from localllm.engine.lower.tape import Buffer, Step, Tape
+from localllm.engine.lower.tape import Buffer, KernelStep, Tape
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.files.cache.checksummed_cache import read_checksummed, write_checksummed
 from localllm.kernels.build import compilers, library, objects
 from localllm.kernels.build.compilers import Compiler
 from localllm.kernels.build.library import KernelLibrary
-from localllm.kernels.build.objects import DAY, object_file, object_folder, symbol
-from localllm.kernels.cpu.shared_job import CACHE_LINE, JOB, STEP, Job
+from localllm.kernels.build.objects import DAY, get_object_file, get_object_folder, get_symbol
+from localllm.kernels.cpu.shared_job import CACHE_LINE, JOB, STEP, JobField
 from localllm.system import cpu as cores_module
 from localllm.system.cpu import count_logical_cores, count_usable_cores
 from localllm.system.locks import lock_file
@@ -113,7 +113,7 @@ class Counting:
         for stage in range(STAGES):
             arguments = {"count": self.tokens, "x": x, "z": self.one, "z_stride": 0, "y": y, "stride": STRIDE}
             arguments["columns"] = STRIDE // 4
-            tape.append(Step("add", arguments, parts, None, [buffers[stage % 2]], [buffers[1 - stage % 2]]))
+            tape.append(KernelStep("add", arguments, parts, None, [buffers[stage % 2]], [buffers[1 - stage % 2]]))
             x, y = y, x
         self.result, self.library, self.tape = x, KernelLibrary(NAMES), tape
         self.threads = TapeThreads(count, self.library.addresses, tape.finish(self.library.addresses))
@@ -195,7 +195,7 @@ def test_no_two_writers_share_a_cache_line():
         for place in (JOB.run, JOB.done, JOB.sleepers, JOB.offer, JOB.run_mutex, JOB.sleep_mutex, JOB.wake_condition)
     ]
     assert len(set(lines)) == len(lines)
-    assert len(set(JOB)) == len(Job._fields)
+    assert len(set(JOB)) == len(JobField._fields)
 
 
 def test_run_numbers_wrap_at_31_and_32_bits():
@@ -400,9 +400,9 @@ def damaged(content: bytes) -> dict[str, bytes]:
 def test_a_damaged_object_file_is_compiled_again(tmp_path, damage):
     """A full disk or a crash can leave anything; running it would be worse than compiling once more."""
     KernelLibrary(["add"])
-    path = tmp_path / "kernels" / object_file("add").parent.name / "add.o"
+    path = tmp_path / "kernels" / get_object_file("add").parent.name / "add.o"
     path.parent.mkdir(parents=True)
-    content = damaged(object_file("add").read_bytes())[damage]
+    content = damaged(get_object_file("add").read_bytes())[damage]
     path.write_bytes(content)
     run_python(LOAD, "add", LOCALLLM_CACHE=str(tmp_path))
     assert path.read_bytes() != content
@@ -412,7 +412,7 @@ def test_a_damaged_object_file_is_compiled_again(tmp_path, damage):
 def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path):
     (tmp_path / "file").write_text("not a folder")
     warning = run_python(LOAD, "add", "select", LOCALLLM_CACHE=str(tmp_path / "file")).stdout
-    folder = tmp_path / "file" / "kernels" / object_folder().name
+    folder = tmp_path / "file" / "kernels" / get_object_folder().name
     assert warning == f"compiled kernels cannot be kept in {folder}: Not a directory\n"
 
 
@@ -439,10 +439,10 @@ def test_a_full_disk_costs_only_time(tmp_path):
 @pytest.mark.sampled
 @pytest.mark.slow
 def test_a_cache_that_vanishes_is_written_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(objects, "object_folder", lambda of=None: tmp_path / "kernels" / "key")
+    monkeypatch.setattr(objects, "get_object_folder", lambda of=None: tmp_path / "kernels" / "key")
     for _ in range(2):
         assert KernelLibrary(["add"]).warning is None
-        assert object_file("add").exists()
+        assert get_object_file("add").exists()
         shutil.rmtree(tmp_path / "kernels")
 
 
@@ -480,7 +480,7 @@ def test_writing_new_kernels_removes_unused_folders(tmp_path, monkeypatch):
     in_use = used / ".localllm-1-y.tmp"
     for folder, days in ((used, 40), (old, 31), (recent, 29), (foreign, 40)):
         os.utime(folder, (0, time.time() - days * DAY))
-    monkeypatch.setattr(objects, "object_folder", lambda of=None: used)
+    monkeypatch.setattr(objects, "get_object_folder", lambda of=None: used)
     with in_use.open("wb") as file:
         assert lock_file(file.fileno())
         KernelLibrary(["add"])
@@ -491,10 +491,10 @@ def test_writing_new_kernels_removes_unused_folders(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("days", "marked"), [(0.5, False), (2, True)])
 def test_use_is_marked_once_a_day(tmp_path, monkeypatch, days, marked):
-    write_checksummed(tmp_path / "key" / "add.o", read_checksummed(object_file("add")))
+    write_checksummed(tmp_path / "key" / "add.o", read_checksummed(get_object_file("add")))
     os.utime(tmp_path / "key", (0, time.time() - days * DAY))
     for module in (objects, library):
-        monkeypatch.setattr(module, "object_folder", lambda of=None: tmp_path / "key")
+        monkeypatch.setattr(module, "get_object_folder", lambda of=None: tmp_path / "key")
     KernelLibrary(["add"])
     assert (objects.compute_age(tmp_path / "key", time.time()) < 60) == marked
 
@@ -505,10 +505,10 @@ def test_the_cache_key_covers_all_sources_of_machine_code(tmp_path, monkeypatch)
     monkeypatch.setattr(objects, "__file__", str(kernels / "build" / "objects.py"))
     changes, others = {}, ["reference.py", "widen.py", "build/compilers.py"]
     for name in ("cpu/elementwise/rowwise.py", "simd/vectors.py", "simd/bytes.py", "build/objects.py", *others):
-        before = object_folder.__wrapped__()
+        before = get_object_folder.__wrapped__()
         with (kernels / name).open("a") as file:
             file.write("#")
-        changes[name] = object_folder.__wrapped__() != before
+        changes[name] = get_object_folder.__wrapped__() != before
     assert [name for name, changed in changes.items() if not changed] == others
 
 
@@ -586,7 +586,7 @@ def test_compilers_end_with_the_program(tmp_path, name, compiling):
 
 
 def test_progress_is_reported_while_compiling(tmp_path, monkeypatch):
-    monkeypatch.setattr(objects, "object_folder", lambda of=None: tmp_path / "key")
+    monkeypatch.setattr(objects, "get_object_folder", lambda of=None: tmp_path / "key")
     calls = []
     KernelLibrary(["add", "select", "add"], lambda done, total: calls.append((done, total)))
     assert calls[0] == (0, 2)
@@ -603,11 +603,11 @@ def test_progress_is_reported_while_compiling(tmp_path, monkeypatch):
 def test_an_object_file_defines_only_its_kernel_and_needs_only_libc(name):
     """Two that define the same symbol could not be linked into one process; what they need must exist without Numba."""
     KernelLibrary([name])
-    content = read_checksummed(object_file(name))
+    content = read_checksummed(get_object_file(name))
     if not content.startswith(b"\x7fELF\x02\x01"):
         pytest.skip("reads 64-bit ELF files only")
     defined, undefined = global_symbols(content)
-    assert defined == {symbol(name)}
+    assert defined == {get_symbol(name)}
     assert undefined <= {"logf", "sin", "cos", "sincos", "memset", "memcpy", "_GLOBAL_OFFSET_TABLE_"}
 
 

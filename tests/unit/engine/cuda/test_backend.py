@@ -262,7 +262,7 @@ def test_the_counted_size_of_a_layer_is_what_gets_allocated(format):
     allocated: list[int] = []
     weights = GpuWeights(SimpleNamespace(capability=(8, 0), allocate=allocated.append), [], None)
     weights._upload_planes = weights._upload_rows = lambda *arguments: None
-    weights.address(Weight(tensor))
+    weights.get_address(Weight(tensor))
     needed = compute_sizes({tensor.name: tensor}, [], 1, 64, KVType(), 0)
     assert (needed.layers, needed.rest) == (allocated, 0)
 
@@ -370,12 +370,12 @@ def test_products_start_at_the_given_offset_and_may_accumulate():
 
 @pytest.mark.parametrize(("capability", "depth"), [((7, 5), 8), ((8, 0), 16), ((9, 0), 16)])
 def test_cuda_targets_choose_sizes_by_the_cards_capability(capability, depth):
-    weights = SimpleNamespace(capability=capability, address=lambda weight: 77)
+    weights = SimpleNamespace(capability=capability, get_address=lambda weight: 77)
     target = CudaTarget(9, 3, weights, {})
     assert (target.tokens, target.buffer_rows, target.wanted_rows, target.depth) == (9, 9, 3, depth)
     assert (target.expert_rows, target.threads) == (1, 1)
-    assert target.share(7, np.zeros(1)) == (7, None)
+    assert target.divide_rows(7, np.zeros(1)) == (7, None)
     assert target.parts(99, 7) == 7
-    assert target.scratch(99) == {"scratch": 0, "scratch_bytes": 0}
+    assert target.build_scratch_arguments(99) == {"scratch": 0, "scratch_bytes": 0}
     tensor = Tensor("w", BY_NAME["IQ2_S"], (2, 256), np.zeros(0, np.uint8))
     assert (target.matrix(Weight(tensor)), target.layout_of(Weight(tensor))) == (77, ("F16", 512))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from localllm.engine.cuda import card as cuda_device
-from localllm.engine.cuda.card import CublasProduct, CudaGpu, Grid, Launch, NoGpuError
+from localllm.engine.cuda.card import CublasProduct, CudaGpu, KernelLaunch, LaunchGrid, NoGpuError
 from localllm.engine.cuda.lowering import BufferSlice, encode_argument, list_kernels
 from localllm.engine.lower.tape import Buffer
 from localllm.errors import LocalllmError, MemoryLimitError
@@ -312,7 +312,7 @@ def test_kernels_are_launched_and_products_sent_to_cublas(card: CudaGpu, heard: 
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "cuda.core", core)
-    monkeypatch.setitem(sys.modules, "localllm.kernels.cuda.build", SimpleNamespace(machine_code=machine_code))
+    monkeypatch.setitem(sys.modules, "localllm.kernels.cuda.build", SimpleNamespace(build_machine_code=machine_code))
     card.prepare({"a"}, None)
     card.prepare({"a", "b"}, len)
     assert asked == [({"a"}, (8, 0), None), ({"b"}, (8, 0), len)]
@@ -326,7 +326,7 @@ def test_kernels_are_launched_and_products_sent_to_cublas(card: CudaGpu, heard: 
     heard.clear()
     for kind in kinds:
         card.launch([CublasProduct(kind, 101, 102, 103, 5, 6, 7, 21, 22, 23, adds=kind == "f32"),
-                 Launch("b", Grid(3, 4, 32), (1, 2))])  # fmt: skip
+                 KernelLaunch("b", LaunchGrid(3, 4, 32), (1, 2))])  # fmt: skip
     one, zero = card._one.ctypes.data, card._zero.ctypes.data
     assert (card._one.tolist(), card._zero.tolist()) == ([1], [0])
     product = "gemm_ex", 1, 11, 12, 5, 6, 7, one, 101

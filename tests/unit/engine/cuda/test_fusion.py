@@ -5,28 +5,28 @@ from typing import Any
 import numpy as np
 
 from localllm.engine.cuda.lowering import fuse_norms
-from localllm.engine.lower.tape import Buffer, Step
+from localllm.engine.lower.tape import Buffer, KernelStep
 from localllm.kernels.table import KERNELS
 
 COUNT, FEW = np.zeros(1, np.int64), np.zeros(1, np.int64)
 
 
-def add(x: Buffer, z: Buffer, y: Buffer, **changed: Any) -> Step:
+def add(x: Buffer, z: Buffer, y: Buffer, **changed: Any) -> KernelStep:
     arguments = {"count": COUNT, "x": x, "z": z, "z_stride": 64, "y": y, "stride": 64, "columns": 16} | changed
-    return Step("add", arguments, 1, None, [x, z], [y])
+    return KernelStep("add", arguments, 1, None, [x, z], [y])
 
 
-def norm(x: Buffer, y: Buffer, group: int = 16, **changed: Any) -> Step:
+def norm(x: Buffer, y: Buffer, group: int = 16, **changed: Any) -> KernelStep:
     arguments = {"count": COUNT, "x": x, "weight": np.ones(16), "y": y, "stride": 64, "columns": 16, "group": group}
-    return Step("rms_norm", arguments | {"epsilon": 1e-5} | changed, 1, None, [x], [y])
+    return KernelStep("rms_norm", arguments | {"epsilon": 1e-5} | changed, 1, None, [x], [y])
 
 
-def rope(x: Buffer, y: Buffer, table: Buffer, head_dim: int = 8) -> Step:
+def rope(x: Buffer, y: Buffer, table: Buffer, head_dim: int = 8) -> KernelStep:
     arguments = {"count": COUNT, "x": x, "y": y, "stride": 64, "heads": 2, "head_dim": head_dim, "table": table}
-    return Step("rope", arguments | {"pairs": 4, "step": 1, "apart": 4}, 1, None, [x, table], [y])
+    return KernelStep("rope", arguments | {"pairs": 4, "step": 1, "apart": 4}, 1, None, [x, table], [y])
 
 
-def names(*steps: Step) -> list[str]:
+def names(*steps: KernelStep) -> list[str]:
     fused = fuse_norms(list(steps))
     for step in fused:
         assert step.arguments.keys() == set(KERNELS[step.kernel].arguments._fields)

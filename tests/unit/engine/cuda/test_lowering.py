@@ -19,7 +19,7 @@ from localllm.engine.cuda.lowering import (
     lower_to_gpu,
 )
 from localllm.engine.lower.activation import WANTED
-from localllm.engine.lower.header import Header
+from localllm.engine.lower.header import RunHeader
 from localllm.engine.lower.steps import StepMemory
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.memory.cache import KVCache
@@ -94,8 +94,8 @@ FILE = GOLDENS / "steps_cuda.txt"
 def steps_of(size: tuple[int, int], say: Any, states: Any = (), kv_type: str = "f32", capability: Any = (8, 0)) -> Any:
     builder = Recorder(SimpleNamespace(vocab_size=9, width=8), 64)  # type: ignore[arg-type]
     say(builder, lambda columns: builder.external_input(np.zeros((9, columns), np.float32), columns))
-    places = StepMemory(KVCache(list(states), PAGE, KVType.of(kv_type), (1,)), None, Header(size[0]))
-    weights: Any = SimpleNamespace(address=lambda weight: f"matrix {weight.name}", capability=capability)
+    places = StepMemory(KVCache(list(states), PAGE, KVType.parse(kv_type), (1,)), None, RunHeader(size[0]))
+    weights: Any = SimpleNamespace(get_address=lambda weight: f"matrix {weight.name}", capability=capability)
     steps, context = lower_to_gpu(builder.operations, places, weights, size, {}), GpuContext(places)
     assert list_kernels(steps) == {step.kernel for step in steps} - {"product"}
     lines = [context.step(step) for step in steps]
@@ -160,13 +160,13 @@ def test_unsupported_operations_are_refused_on_a_gpu():
 def test_tensor_cores_are_chosen_by_capability(capability: tuple[int, int], depth: int):
     weights: Any = SimpleNamespace(capability=capability)
     target = CudaTarget(7, 3, weights, {})
-    assert (target.depth, target.buffer_rows, target.share(5, np.ones(1)), target.parts(2, 5)) == (
+    assert (target.depth, target.buffer_rows, target.divide_rows(5, np.ones(1)), target.parts(2, 5)) == (
         depth,
         7,
         (5, None),
         5,
     )
-    assert target.scratch(99) == {"scratch": 0, "scratch_bytes": 0}
+    assert target.build_scratch_arguments(99) == {"scratch": 0, "scratch_bytes": 0}
 
 
 def test_arguments_are_encoded_in_64_bits():

@@ -13,7 +13,7 @@ from localllm.engine.cuda import lowering as products
 from localllm.engine.cuda import program as card_program
 from localllm.engine.cuda import weights as card_weights
 from localllm.engine.cuda.cache import CudaCache, GpuStateLayout
-from localllm.engine.cuda.card import CublasProduct, Launch
+from localllm.engine.cuda.card import CublasProduct, KernelLaunch
 from localllm.engine.cuda.lowering import convert_step, lower_to_gpu
 from localllm.engine.cuda.program import (
     CudaProgram,
@@ -25,9 +25,9 @@ from localllm.engine.cuda.program import (
 )
 from localllm.engine.cuda.weights import GpuWeights, iterate_chunks
 from localllm.engine.lower.activation import ALL, WANTED, Activation
-from localllm.engine.lower.header import Header, SequenceSpan, TextSpan
+from localllm.engine.lower.header import RunHeader, SequenceSpan, TextSpan
 from localllm.engine.lower.steps import StepMemory
-from localllm.engine.lower.tape import Step
+from localllm.engine.lower.tape import KernelStep
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.recurrent import StateLayout
 from localllm.engine.operations.operation import MatrixOperation, Operation
@@ -46,18 +46,18 @@ class Somewhere(UnplacedWeights):
     def __init__(self, capability=(8, 0)):
         self.capability = capability
 
-    def address(self, weight: Weight) -> int:
+    def get_address(self, weight: Weight) -> int:
         return 77
 
 
-def steps_of(say, tokens: int, states=(), kv_type: str = "f16", capability=(8, 0)) -> list[Step]:
+def steps_of(say, tokens: int, states=(), kv_type: str = "f16", capability=(8, 0)) -> list[KernelStep]:
     """Return the steps of an architecture, say(builder, rows), where rows maps a number of columns to an input."""
     builder = Recorder(SimpleNamespace(vocab_size=9, width=8), 64)
     say(builder, lambda columns: builder.external_input(np.zeros((tokens, columns), np.float32), columns))
-    places = StepMemory(KVCache(states, PAGE, KVType.of(kv_type), (1,)), None, Header(tokens))
+    places = StepMemory(KVCache(states, PAGE, KVType.parse(kv_type), (1,)), None, RunHeader(tokens))
     steps = lower_to_gpu(builder.operations, places, Somewhere(capability), (tokens, 1), {})
     for step in steps:  # what kernels take, no more and no less
-        assert isinstance(convert_step(step, lambda array: 0, 0), Launch | CublasProduct)
+        assert isinstance(convert_step(step, lambda array: 0, 0), KernelLaunch | CublasProduct)
     return [step for step in steps if step.kernel not in ("slice_columns", "logits")]
 
 
@@ -225,7 +225,7 @@ def test_experts_are_routed_planned_multiplied_and_scattered():
 
 
 def test_a_launch_without_all_arguments_is_refused():
-    step = Step("scale_rows", {"x": 1}, 1, None, [], [])
+    step = KernelStep("scale_rows", {"x": 1}, 1, None, [], [])
     with pytest.raises(TypeError, match=r"^scale_rows: columns, count, scales, stride, x, y$"):
         convert_step(step, lambda array: 0, 0)
 
@@ -236,41 +236,41 @@ def test_a_launch_without_all_arguments_is_refused():
 def test_a_gpu_cache_stores_the_same_bytes_as_the_cpu_cache():
     """Check also that only enough memory makes room for a second context."""
     states = [PagedState(0, 2, 16, 32, window=20), LatentState(1, 64, 32)]
-    here, card = KVCache(states, 2 * PAGE, KVType.of("f16"), (1,)), SimulatedCard()
-    there = CudaCache(card, states, 2 * PAGE, KVType.of("f16"), 0)
+    here, card = KVCache(states, 2 * PAGE, KVType.parse("f16"), (1,)), SimulatedCard()
+    there = CudaCache(card, states, 2 * PAGE, KVType.parse("f16"), 0)
     assert (there.sequences, there.pages, there.bytes_per_token) == ((1,), here.pages, here.bytes_per_token)
-    assert CudaCache(card, states, 2 * PAGE, KVType.of("f16"), 1 << 29).sequences == (2,)
+    assert CudaCache(card, states, 2 * PAGE, KVType.parse("f16"), 1 << 29).sequences == (2,)
     pages, random = np.array([2, 0]), np.random.default_rng(0)
-    assert len(there.content(np.zeros(0, np.int64), True)) == 0
+    assert len(there.copy_pages(np.zeros(0, np.int64), True)) == 0
     for local in (False, True):
-        content = random.integers(1, 256, 2 * here.page_bytes(local), np.uint8)
+        content = random.integers(1, 256, 2 * here.get_page_bytes(local), np.uint8)
         for cache in (here, there):
             cache.fill(pages, local, content)
-            np.testing.assert_array_equal(cache.content(pages, local), content)
+            np.testing.assert_array_equal(cache.copy_pages(pages, local), content)
             with pytest.raises(ValueError, match=rf"^{len(content) - 1} bytes for {len(content)}$"):
                 cache.fill(pages, local, content[1:])
     for cache in (here, there):
-        cache.fill(np.array([1]), False, np.zeros(here.page_bytes(False), np.uint8))
-        cache.fill(np.array([1]), True, np.zeros(here.page_bytes(True), np.uint8))
+        cache.fill(np.array([1]), False, np.zeros(here.get_page_bytes(False), np.uint8))
+        cache.fill(np.array([1]), True, np.zeros(here.get_page_bytes(True), np.uint8))
         cache.copy(2, 1, 7)
     there.use([0])
     there.give_back([0])
     for local in (False, True):
-        np.testing.assert_array_equal(there.content(np.arange(3), local), here.content(np.arange(3), local))
+        np.testing.assert_array_equal(there.copy_pages(np.arange(3), local), here.copy_pages(np.arange(3), local))
 
 
 def test_states_of_a_gpu_are_freed_with_their_last_reference():
     states, card = [Recurrent(0, ((3, 2), (17,)))], SimulatedCard()
     layout, here = GpuStateLayout(card, states), StateLayout(states)
-    assert layout.offset(0, 1) == here.offset(0, 1)
-    assert not layout.content(layout.zeros).any() and len(layout.content(layout.zeros)) == here.zeros.nbytes
+    assert layout.get_offset(0, 1) == here.get_offset(0, 1)
+    assert not layout.view_bytes(layout.zeros).any() and len(layout.view_bytes(layout.zeros)) == here.zeros.nbytes
     content = np.arange(here.zeros.nbytes, dtype=np.uint8)
-    one, other = layout.from_bytes(content), layout.new()
-    assert layout.content(one).tolist() == content.tolist()
-    assert layout.address(one) != layout.address(other) and layout.nbytes == here.nbytes
+    one, other = layout.from_bytes(content), layout.allocate()
+    assert layout.view_bytes(one).tolist() == content.tolist()
+    assert layout.get_address(one) != layout.get_address(other) and layout.nbytes == here.nbytes
     assert len(card.memory) == 3
     del one, other
-    assert [*card.memory] == [layout.address(layout.zeros)]
+    assert [*card.memory] == [layout.get_address(layout.zeros)]
     with pytest.raises(ValueError, match=r"^1 bytes for 320$"):
         layout.from_bytes(content[:1])
 
@@ -278,7 +278,7 @@ def test_states_of_a_gpu_are_freed_with_their_last_reference():
 def test_texts_fill_the_gpu_header_as_the_cpu_header():
     """Check that tables of pages lie behind the header in the GPU's memory."""
     card = SimulatedCard()
-    there, here, pages = PinnedHeader(card, 200, 4), Header(200), np.array([5, 7, 6, 9])
+    there, here, pages = PinnedHeader(card, 200, 4), RunHeader(200), np.array([5, 7, 6, 9])
     there.base = 10_000
     assert len(there.words) == count_header_words(200) + card_program.MAX_SEQUENCES * 4
     texts = [TextSpan(np.arange(PAGE + 1), 3), TextSpan(np.array([8]), 1), TextSpan(np.arange(9), 9)]
@@ -292,14 +292,14 @@ def test_texts_fill_the_gpu_header_as_the_cpu_header():
         place = (int(there.sequences[number, 3]) - 10_000) // 8
         assert there.words[place : place + len(table)].tolist() == table
         assert place == count_header_words(200) + 4 * number
-    assert there.offset(there.ids) == 8 * 6 and there.offset(there.words) == 0
-    assert there.offset(np.zeros(1)) is None
+    assert there.find_offset(there.ids) == 8 * 6 and there.find_offset(there.words) == 0
+    assert there.find_offset(np.zeros(1)) is None
 
 
 def test_sequences_fill_the_gpu_header_as_the_cpu_header():
     """Check that each table of pages has its own memory behind the header."""
     card = SimulatedCard()
-    header, here, logits = PinnedHeader(card, 9, 4), Header(9), np.zeros((2, 4), np.float32)
+    header, here, logits = PinnedHeader(card, 9, 4), RunHeader(9), np.zeros((2, 4), np.float32)
     header.base = 10_000
     assert len(header.words) == count_header_words(9) + 9 * 4 and not header.words.any()
     tables = [np.array(table) for table in ([5, 7, 6, 9], [8], [3, 1])]
@@ -316,10 +316,12 @@ def test_sequences_fill_the_gpu_header_as_the_cpu_header():
         assert header.sequences[number].tolist() == [*expected[:3], 10_000 + 8 * place, *expected[4:]]
     header.fill(spans[1:], True, logits)  # one that is shorter, where the first was
     assert header.words[count_header_words(9) :][:5].tolist() == [8, 7, 6, 9, 3]
-    assert header.offset(header.words[-1:]) == header.words.nbytes - 8 and header.offset(header.words[:1]) == 0
+    assert (
+        header.find_offset(header.words[-1:]) == header.words.nbytes - 8 and header.find_offset(header.words[:1]) == 0
+    )
     around = np.zeros(4, np.int64)
     header.words = around[1:3]
-    assert [header.offset(around[number:]) for number in range(4)] == [None, 0, 8, None]
+    assert [header.find_offset(around[number:]) for number in range(4)] == [None, 0, 8, None]
 
 
 def test_matrices_are_uploaded_before_programs_are_built(monkeypatch):
@@ -330,7 +332,7 @@ def test_matrices_are_uploaded_before_programs_are_built(monkeypatch):
         def __init__(self, card, matrices, on_upload):
             done.append((matrices, on_upload))
 
-        def address(self, weight):
+        def get_address(self, weight):
             done.append(weight)
 
     monkeypatch.setattr(card_program, "GpuWeights", Known)
@@ -348,13 +350,15 @@ def test_estimating_buffers_counts_the_longest_run_and_three_chunks(monkeypatch)
     monkeypatch.setattr(card_program, "lower_to_gpu", lambda *given: calls.append(given) or [])
     monkeypatch.setattr(card_program, "plan_offsets", lambda steps: 1000)
     recurrent = Recurrent(1, ((2, 3),))
-    estimated = card_program.compute_buffer_bytes(["operation"], [PAGED, recurrent], KVType.of("f16"))
+    estimated = card_program.compute_buffer_bytes(["operation"], [PAGED, recurrent], KVType.parse("f16"))
     assert estimated == 1000 + 3 * (32 << 20)
-    card_program.compute_buffer_bytes(["operation"], [PAGED], KVType.of("f16"))
+    card_program.compute_buffer_bytes(["operation"], [PAGED], KVType.parse("f16"))
     for (operations, places, weights, size, taken), recurs in zip(calls, (True, False), strict=True):
         assert (operations, size, taken) == (["operation"], (512, 1), {}) and len(places.header.ids) == 512
-        assert (places.layout is not None) == recurs and places.cache.sides(PAGED) and places.cache.sequences == (1,)
-        assert weights.capability == (8, 0) and weights.address(None) == 0
+        assert (
+            (places.layout is not None) == recurs and places.cache.get_sides(PAGED) and places.cache.sequences == (1,)
+        )
+        assert weights.capability == (8, 0) and weights.get_address(None) == 0
 
 
 def test_programs_are_built_on_demand_for_powers_of_two(monkeypatch):
@@ -445,7 +449,7 @@ def test_each_matrix_is_uploaded_once_in_planes_or_padded_rows(monkeypatch):
     matrices = [Weight(plain), Weight(blocks), Weight(plain)]
     weights = GpuWeights(card, matrices, lambda done, total: progress.append((done, total)))
     monkeypatch.setattr(card_weights, "MAX_CHUNK_BYTES", 200)
-    assert [weights.address(weight) for weight in matrices] == [1000, 2000, 1000]
+    assert [weights.get_address(weight) for weight in matrices] == [1000, 2000, 1000]
     assert card.allocated[0] == 2 * 48 and len(card.allocated) == 2
     (place, rows, nothing), *chunks = card.fed
     padding = [0] * 8
@@ -465,11 +469,11 @@ def test_each_matrix_is_uploaded_once_in_planes_or_padded_rows(monkeypatch):
         assert launched["row_bytes"] * 3 == card.allocated[1]
     assert weights.unpacked == {} and weights.capability == (8, 0)
     part = Weight(Tensor("plain", BY_NAME["F16"], (1, 20), plain.data[1:]), first_row=1)
-    assert weights.address(part) == 3000 and weights.address(part) == 3000
+    assert weights.get_address(part) == 3000 and weights.get_address(part) == 3000
     unknown = Tensor("x", BY_NAME["IQ2_S"], (1, 256), np.zeros((1, BY_NAME["IQ2_S"].row_bytes(256)), np.uint8))
     monkeypatch.setattr(card_weights, "convert_weights", lambda tensor, kind: np.zeros((1, 256), np.float16))
-    GpuWeights(card, [], None).address(Weight(unknown))
-    weights.address(Weight(unknown))
+    GpuWeights(card, [], None).get_address(Weight(unknown))
+    weights.get_address(Weight(unknown))
     assert weights.unpacked == {"IQ2_S": "F16"} and progress[-1] == (284, 284)
 
 
@@ -484,7 +488,7 @@ def test_a_program_replays_a_graph_that_begins_with_the_header(monkeypatch):
     monkeypatch.setattr(card_program, "lower_to_gpu", lambda *known: lowered.append(known) or steps)
     monkeypatch.setattr(card_program, "convert_step", lambda step, place, memory: (step.kernel, memory))
     monkeypatch.setattr(card_program, "plan_offsets", lambda steps: 77)
-    arena = SimpleNamespace(address=lambda size: 1000 + size)
+    arena = SimpleNamespace(reserve=lambda size: 1000 + size)
     model = card_program.GpuContext(card, ["operation"], "cache", "layout", "weights", 130, "taken", arena)
     program = SizedProgram(model, (4, 1), "progress")
     header = program.header

@@ -15,10 +15,10 @@ from project import GOLDENS
 from localllm.arch.layer_state import KVType, LatentState, PagedState, Recurrent
 from localllm.arch.recurrent_verbs import HeadState
 from localllm.arch.rope import Rope
-from localllm.arch.verbs import AttentionScores, Hashing, Routing
+from localllm.arch.verbs import AttentionScores, NgramHash, Routing
 from localllm.arch.weights import Weight
 from localllm.engine.lower.activation import ALL, WANTED, Activation
-from localllm.engine.lower.header import Header
+from localllm.engine.lower.header import RunHeader
 from localllm.engine.lower.steps import StepBuilder, StepMemory
 from localllm.engine.lower.tape import SCRATCH_BYTES, Buffer, KernelCall
 from localllm.engine.memory.cache import KVCache
@@ -47,7 +47,7 @@ def choose(steps: StepBuilder, operation: SelectKeys, target: object) -> None:
 
 def expert_linear(steps: StepBuilder, operation: ExpertLinear, target: object) -> None:
     """Lower the biases only."""
-    steps.new(operation.output)
+    steps.allocate(operation.output)
     operation.add_bias(steps)
 
 
@@ -55,7 +55,7 @@ TARGET = SimpleNamespace(
     tokens=7, buffer_rows=8, wanted_rows=3, expert_rows=2, threads=2,
     verbs={"attend": attend, "select_keys": choose, "select_key_blocks": choose, "expert_linear": expert_linear},
     matrix=lambda weight: f"matrix {weight.name}", layout_of=lambda weight: ("KIND", 99),
-    scratch=lambda size: {"scratch": size}, share=lambda rows, count: (f"by {rows} rows", count),
+    build_scratch_arguments=lambda size: {"scratch": size}, divide_rows=lambda rows, count: (f"by {rows} rows", count),
     parts=lambda wanted, rows: f"by {wanted} of {rows} rows",
 )  # fmt: skip
 
@@ -107,8 +107,8 @@ def steps_of(say, states=(), kv_type: str = "f32") -> list[str]:
     builder = Recorder(SimpleNamespace(vocab_size=9, width=8), 64)
     say(builder, lambda columns: builder.external_input(np.zeros((9, columns), np.float32), columns))
     recurrent = [state for state in states if isinstance(state, Recurrent)]
-    cache = KVCache([state for state in states if state not in recurrent], PAGE, KVType.of(kv_type), (1,))
-    places = StepMemory(cache, StateLayout(recurrent) if recurrent else None, Header(7))
+    cache = KVCache([state for state in states if state not in recurrent], PAGE, KVType.parse(kv_type), (1,))
+    places = StepMemory(cache, StateLayout(recurrent) if recurrent else None, RunHeader(7))
     steps, printer = lower_operations(builder.operations, TARGET, places), Told(places)
     lines = [printer.step(step) for step in steps.all]
     return [line for line in lines if "x=float32[9x" not in line and not line.startswith("logits ")]
@@ -187,7 +187,7 @@ CASES = {
     "embed_positions": (lambda b, rows: b.embed_positions(w(64, 8), b.positions),),
     "embed_kinds": (lambda b, rows: b.embed_kinds(w(2, 5), b.kinds),),
     "replace_ids": (lambda b, rows: b.embed(w(9, 5), b.replace_ids(b.ids, np.arange(9))),),
-    "embed_hashed": (lambda b, rows: b.embed_hashed(w(12, 5), b.as_column(b.ids), Hashing((3,), 10, 2, 1)),),
+    "embed_hashed": (lambda b, rows: b.embed_hashed(w(12, 5), b.as_column(b.ids), NgramHash((3,), 10, 2, 1)),),
     "select": (lambda b, rows: b.select(rows(20), WANTED),),
     "pool": (lambda b, rows: b.pool(rows(20), "last"),),
     "columns": (lambda b, rows: b.slice_columns(rows(20), 1, 3, 4),),
@@ -289,7 +289,7 @@ def test_imported_activations_come_first_and_exported_ones_last():
     builder.add(builder.export_hidden(y), taken)
     sums = np.zeros(80, np.float32)
     builder.operations.append(AddSquares((y,), Activation(ALL, 80), sums))
-    places = StepMemory(KVCache([], PAGE, KVType.of("f32"), (1,)), None, Header(7))
+    places = StepMemory(KVCache([], PAGE, KVType.parse("f32"), (1,)), None, RunHeader(7))
     steps, header = lower_operations(builder.operations, TARGET, places, {taken: came}, {y: goes}).all, places.header
     assert [step.kernel for step in steps] == [
         "fetch",

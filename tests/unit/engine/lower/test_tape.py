@@ -12,13 +12,13 @@ from localllm.arch.weights import Weight
 from localllm.engine.cpu.lowering import count_float_scratch
 from localllm.engine.cuda.devices import find_layer
 from localllm.engine.lower import tape as tape_module
-from localllm.engine.lower.activation import Activation, Rows
+from localllm.engine.lower.activation import Activation, RowSet
 from localllm.engine.lower.tape import (
     SCRATCH_BYTES,
     Buffer,
     KernelAddress,
-    Scratch,
-    Step,
+    KernelStep,
+    ScratchAddress,
     Tape,
     assign_stages,
     compute_row_bytes,
@@ -35,22 +35,22 @@ ADD = KERNELS["add"].arguments
 LINE = 64
 
 
-def step(reads: list[Buffer], writes: list[Buffer]) -> Step:
-    return Step("add", {}, 1, None, reads, writes)
+def step(reads: list[Buffer], writes: list[Buffer]) -> KernelStep:
+    return KernelStep("add", {}, 1, None, reads, writes)
 
 
-def stages(*steps: Step) -> list[int]:
+def stages(*steps: KernelStep) -> list[int]:
     assign_stages(list(steps))
     return [some.stage for some in steps]
 
 
-def conflict(first: Step, second: Step) -> bool:
+def conflict(first: KernelStep, second: KernelStep) -> bool:
     """Return whether the order of two steps matters."""
     of_first, of_second = set(first.writes), set(second.writes)
     return bool(of_first & ({*second.reads} | of_second) or of_second & {*first.reads})
 
 
-def drawn(seed: int, rows: int = 1) -> list[Step]:
+def drawn(seed: int, rows: int = 1) -> list[KernelStep]:
     """Return random steps that read and write some of ten buffers, now and then the same."""
     draw = random.Random(seed)
     buffers = [Buffer(rows, draw.randint(1, 300)) for _ in range(10)]
@@ -121,7 +121,7 @@ def test_threads_wait_before_the_first_step_of_each_stage(seed: int):
     assert (rows[:, 0] == 7).all() and (np.diff(rows[:, 1]) == 8 * len(ADD._fields)).all()
 
 
-def arguments_of_add(some: Step) -> dict[str, int | Buffer]:
+def arguments_of_add(some: KernelStep) -> dict[str, int | Buffer]:
     return dict.fromkeys(ADD._fields, 0) | {"x": some.writes[0]}
 
 
@@ -182,7 +182,7 @@ def test_buffers_of_external_memory_order_steps_and_take_none():
 
 
 def test_operations_belong_to_the_layer_of_their_state_or_weights():
-    rows, floats = Rows("all"), Tensor("x", BY_NAME["F32"], (2, 2), np.zeros((2, 8), np.uint8))
+    rows, floats = RowSet("all"), Tensor("x", BY_NAME["F32"], (2, 2), np.zeros((2, 8), np.uint8))
 
     def of(kind, *given) -> int | None:
         return find_layer(kind((), Activation(rows, 2), *given))
@@ -210,12 +210,13 @@ def test_a_finished_tape_stores_addresses_values_and_float_bits(
     monkeypatch.setattr(tape_module, "order_arguments", lambda kernel, arguments: arguments.values())
     x, y, numbers, count = Buffer(3, 64), Buffer(2, 128), np.arange(5, dtype=np.int32), np.array([4])
     tape = Tape([
-        Step("first", {"x": x, "scratch": Scratch(size), "bytes": SCRATCH_BYTES, "n": 7}, 3, count, [], [x]),
-        Step("second", {"y": y, "half": 0.5, "by": KernelAddress("fourth"), "is": True, "n": numbers}, 1, None, [],
-        [y]),
+        KernelStep("first", {"x": x, "scratch": ScratchAddress(size), "bytes": SCRATCH_BYTES, "n": 7}, 3, count,
+                   [], [x]),
+        KernelStep("second", {"y": y, "half": 0.5, "by": KernelAddress("fourth"), "is": True, "n": numbers}, 1, None,
+                   [], [y]),
     ])  # fmt: skip
     other = Buffer(0, 0)  # memory of somebody else
-    tape.append(Step("third", {"x": x, "n": numbers, "scratch": Scratch(0)}, 2, count, [x, y, other], []))
+    tape.append(KernelStep("third", {"x": x, "n": numbers, "scratch": ScratchAddress(0)}, 2, count, [x, y, other], []))
     assert tape.kernels == {"first", "second", "third", "fourth"}
     addresses = {"first": 11, "second": 12, "third": 13, "fourth": 14}
     rows = tape.finish(addresses, threads) if threads else tape.finish(addresses)

@@ -29,7 +29,7 @@ STATES = [PagedState(0, 1, NUMBERS, NUMBERS), PagedState(1, 1, NUMBERS, NUMBERS,
 def cache(monkeypatch) -> KVCache:
     """Return a cache of 9 pages and two layers; the second has a window."""
     monkeypatch.setattr(page_table, "SLACK", SLACK)
-    cache = KVCache(STATES, 8 * PAGE, KVType.of("f32"), sequences=(1,))
+    cache = KVCache(STATES, 8 * PAGE, KVType.parse("f32"), sequences=(1,))
     assert cache.pages == 9
     return cache
 
@@ -42,7 +42,7 @@ class World:
         self.tables: list[SimpleNamespace] = []
         self.draw = random.Random(seed)
 
-    def new(self) -> SimpleNamespace:
+    def allocate(self) -> SimpleNamespace:
         self.tables.append(SimpleNamespace(table=PageTable(self.cache, self.pages), tokens=[]))
         return self.tables[-1]
 
@@ -63,7 +63,7 @@ class World:
             begin, end = max(first, number * PAGE), min(len(some.tokens), (number + 1) * PAGE)
             page = some.table.table[number : number + 1]
             for local in (False, True):
-                content = self.cache.content(page, local).reshape(2, PAGE, 4 * NUMBERS)
+                content = self.cache.copy_pages(page, local).reshape(2, PAGE, 4 * NUMBERS)
                 values = np.array(some.tokens[begin:end], np.uint8)
                 content[:, begin - number * PAGE : end - number * PAGE] = values[None, :, None]
                 self.cache.fill(page, local, content.reshape(-1))
@@ -72,7 +72,7 @@ class World:
         """Return the stored tokens from `first` on, or 0 where keys and values disagree."""
         begin, count = first // PAGE, len(some.tokens)
         pages = some.table.table[begin : -(-count // PAGE)]
-        content = self.cache.content(pages, local).reshape(2, len(pages) * PAGE, 4 * NUMBERS)
+        content = self.cache.copy_pages(pages, local).reshape(2, len(pages) * PAGE, 4 * NUMBERS)
         content = content[:, first - begin * PAGE : count - begin * PAGE]
         return np.where((content == content[:1, :, :1]).all((0, 2)), content[0, :, 0], 0)
 
@@ -100,11 +100,11 @@ class World:
 
         Without these windows nothing can continue there, and nothing is copied.
         """
-        last, twin = len(some.tokens), self.new()
+        last, twin = len(some.tokens), self.allocate()
         middle = self.draw.randint(0, (last - 1) // PAGE) * PAGE
         pieces = [(0, middle), (middle, last)]
         names = [["pages", "windows"] if end > last - WINDOW else ["pages"] for _, end in pieces]
-        if all({*needed} <= {*some.table.parts(*piece)} for piece, needed in zip(pieces, names, strict=True)):
+        if all({*needed} <= {*some.table.list_sections(*piece)} for piece, needed in zip(pieces, names, strict=True)):
             for piece, needed in zip(pieces, names, strict=True):
                 twin.table.put(*piece, {name: some.table.part(name, *piece) for name in needed})
             assert twin.table.truncate(last) == last
@@ -125,15 +125,15 @@ class World:
         np.testing.assert_array_equal(self.pages.references, counts)
         unused = np.flatnonzero(counts == 0)
         self.cache.use(unused)  # what was given back can be read again, also on Windows
-        assert not self.cache.content(unused, False).any(), "memory that nobody needs"
-        assert not self.cache.content(unused, True).any(), "memory that nobody needs"
+        assert not self.cache.copy_pages(unused, False).any(), "memory that nobody needs"
+        assert not self.cache.copy_pages(unused, True).any(), "memory that nobody needs"
         self.cache.give_back(unused)
 
 
 def act(world: World) -> None:
     """Do one random operation."""
     draw = world.draw
-    some = draw.choice(world.tables) if world.tables else world.new()
+    some = draw.choice(world.tables) if world.tables else world.allocate()
     length = len(some.tokens)
     kind = draw.choice(["append"] * 4 + ["new", "fork", "truncate", "shift", "copy", "close"])
     if kind == "append":
@@ -141,7 +141,7 @@ def act(world: World) -> None:
     elif kind in ("new", "fork", "copy") and len(world.tables) == 3:
         world.close(some)
     elif kind == "new":
-        world.new()
+        world.allocate()
     elif kind == "fork":
         world.fork(some, draw.choice([length, draw.randint(0, length)]))
     elif kind == "truncate":
@@ -176,7 +176,7 @@ def test_random_operations_leave_each_sequence_its_own_tokens(cache, seed: int):
 
 def test_a_table_that_does_not_fit_returns_its_pages(cache):
     world = World(cache)
-    first, second = world.new(), world.new()
+    first, second = world.allocate(), world.allocate()
     world.append(first, 6 * PAGE)
     with pytest.raises(MemoryLimitError):
         world.append(second, 4 * PAGE)
@@ -189,12 +189,12 @@ def test_a_table_that_does_not_fit_returns_its_pages(cache):
 def test_pages_within_a_forks_window_are_kept(cache):
     """The fork begins a few tokens behind a page, so that its window reaches into the page before."""
     world = World(cache)
-    original = world.new()
+    original = world.allocate()
     world.append(original, PAGE + 6)
     fork = world.fork(original, PAGE + 6)
     for _ in range(5):
         world.append(original, PAGE)
-    assert original.table.parts(0, PAGE) == ["pages"], "it has lost its first windows"
+    assert original.table.list_sections(0, PAGE) == ["pages"], "it has lost its first windows"
     world.check()
     world.append(fork, 3)
     world.check()
@@ -202,7 +202,7 @@ def test_pages_within_a_forks_window_are_kept(cache):
 
 def test_pages_are_returned_by_their_last_owner(cache):
     world = World(cache)
-    original = world.new()
+    original = world.allocate()
     world.append(original, 2 * PAGE)
     forks = [world.fork(original, 2 * PAGE) for _ in range(2)]
     world.close(original)
@@ -216,7 +216,7 @@ def test_pages_are_returned_by_their_last_owner(cache):
 
 def test_a_shorter_fork_shares_only_its_prefix(cache):
     world = World(cache)
-    original = world.new()
+    original = world.allocate()
     world.append(original, 3 * PAGE)
     assert len(world.fork(original, PAGE).table.table) == 1
     assert len(world.fork(original, PAGE + 1).table.table) == 2
@@ -225,10 +225,10 @@ def test_a_shorter_fork_shares_only_its_prefix(cache):
 
 def test_truncating_within_the_slack_keeps_the_windows(cache):
     world = World(cache)
-    some = world.new()
+    some = world.allocate()
     for length in range(PAGE // 2, 8 * PAGE, PAGE // 2):
         world.append(some, PAGE // 2)
-        fork = world.fork(some, length - PAGE // 2 - SLACK) if length - PAGE // 2 > SLACK else world.new()
+        fork = world.fork(some, length - PAGE // 2 - SLACK) if length - PAGE // 2 > SLACK else world.allocate()
         assert len(fork.tokens) == max(0, length - PAGE // 2 - SLACK)
         world.check()
         world.close(fork)
@@ -237,10 +237,12 @@ def test_truncating_within_the_slack_keeps_the_windows(cache):
 def test_dropped_windows_stay_dropped_after_a_shift(cache):
     """Five tokens and what followed 192 others share a page after it."""
     world = World(cache)
-    some = world.new()
+    some = world.allocate()
     world.append(some, SLACK + 2 * PAGE + WINDOW)
     world.append(some, 1)
-    assert some.table.parts(2 * PAGE, 3 * PAGE) == ["pages", "windows"] and some.table.parts(0, PAGE) == ["pages"]
+    assert some.table.list_sections(2 * PAGE, 3 * PAGE) == ["pages", "windows"] and some.table.list_sections(
+        0, PAGE
+    ) == ["pages"]
     world.shift(some, 5, 3 * PAGE)
     assert len(some.tokens) == PAGE + WINDOW + 1, "the window ends right behind them"
     world.check()
@@ -284,9 +286,12 @@ def test_a_hybrid_state_forwards_to_pages_and_recurrent_states():
     assert (store.addresses, store.table) == ((7, 8, 9), "table")
     store.prepare(5, 2)
     assert pages == states == [("prepare", 5, 2)]
-    pages.parts = lambda first, last: ["pages", f"{first} {last}"]
-    assert store.parts(0, 5) == ["pages", "0 5", "states"] and store.parts(0, 4) == ["pages", "0 4"]
-    assert store.part("pages", 0, 5) == "part ('pages', 0, 5)" and store.part("states", 0, 5) == "after (5,)"
+    pages.list_sections = lambda first, last: ["pages", f"{first} {last}"]
+    assert store.list_sections(0, 5) == ["pages", "0 5", "states"] and store.list_sections(0, 4) == ["pages", "0 4"]
+    assert (
+        store.copy_section("pages", 0, 5) == "copy_section ('pages', 0, 5)"
+        and store.copy_section("states", 0, 5) == "find_states (5,)"
+    )
     for some in (pages, states):
         some.clear()
     store.put(0, 5, {"pages": 1})
@@ -299,19 +304,19 @@ def test_a_hybrid_state_forwards_to_pages_and_recurrent_states():
 
 
 def test_a_joint_cache_stores_both_caches_one_behind_the_other():
-    first, second = (KVCache([state], 2 * PAGE, KVType.of("f32"), (1,)) for state in
+    first, second = (KVCache([state], 2 * PAGE, KVType.parse("f32"), (1,)) for state in
                      (PagedState(0, 1, 16, 16), PagedState(1, 2, 16, 32, window=20)))  # fmt: skip
     both = JointCache(first, second)
     assert (both.pages, both.window, JointCache(second, first).window) == (3, 20, 20)
     assert both.bytes_per_token == first.bytes_per_token + second.bytes_per_token == 4 * (2 * 16 + 2 * (16 + 32))
-    sizes = {local: (first.page_bytes(local), second.page_bytes(local)) for local in (False, True)}
+    sizes = {local: (first.get_page_bytes(local), second.get_page_bytes(local)) for local in (False, True)}
     assert sizes == {False: (PAGE * 4 * 32, 0), True: (0, PAGE * 4 * 96)}
     pages, random = np.array([2, 0]), np.random.default_rng(0)
     for local, (one, other) in sizes.items():
         content = random.integers(1, 256, 2 * (one + other), np.uint8)
         both.fill(pages, local, content)
-        np.testing.assert_array_equal(both.content(pages, local), content)
-        np.testing.assert_array_equal((second if local else first).content(pages, local), content)
+        np.testing.assert_array_equal(both.copy_pages(pages, local), content)
+        np.testing.assert_array_equal((second if local else first).copy_pages(pages, local), content)
         for wrong in (content[:-1], np.append(content, 0)):
             with pytest.raises(ValueError, match=f"^{len(wrong)} bytes for {len(content)}$"):
                 both.fill(pages, local, wrong)
@@ -319,7 +324,7 @@ def test_a_joint_cache_stores_both_caches_one_behind_the_other():
                 (second if local else first).fill(pages, local, wrong)
     both.copy(2, 1, 7)
     for local, heads, columns in ((False, 2, 64), (True, 2, 64)):
-        source, target = (both.content(np.array([page]), local) for page in (2, 1))
+        source, target = (both.copy_pages(np.array([page]), local) for page in (2, 1))
         if not local:
             source, target = (some.reshape(heads, PAGE, columns) for some in (source, target))
             np.testing.assert_array_equal(target[:, :7], source[:, :7])
@@ -340,13 +345,16 @@ def test_a_joint_cache_stores_both_caches_one_behind_the_other():
 def test_a_page_is_one_chunk_of_each_stream():
     """Every head of keys and of values is a stream; latent rows have one for both; windows may go alone."""
     states = [PagedState(0, 2, 16, 32, window=20), LatentState(1, 64, 32)]
-    cache = KVCache(states, 4 * PAGE, KVType.of("f32"), (1,))
+    cache = KVCache(states, 4 * PAGE, KVType.parse("f32"), (1,))
     assert (cache.pages, cache.window, cache.bytes_per_token) == (5, 20, 4 * (2 * 16 + 2 * 32 + 64))
-    keys, values = cache.sides(states[0])
+    keys, values = cache.get_sides(states[0])
     assert [tuple(side) for side in (keys, values)] == [(0, 2, 64, "f32"), (2 * 5 * PAGE * 64, 2, 128, "f32")]
     rows = 2 * 5 * PAGE * (64 + 128)
-    assert [tuple(side) for side in cache.sides(states[1])] == [(rows, 1, 256, "f32")] * 2
-    assert cache.head_stride(values) == 5 * PAGE * 128 and cache.address(values) - cache.address(keys) == values.start
+    assert [tuple(side) for side in cache.get_sides(states[1])] == [(rows, 1, 256, "f32")] * 2
+    assert (
+        cache.get_head_stride(values) == 5 * PAGE * 128
+        and cache.get_address(values) - cache.get_address(keys) == values.start
+    )
     local = [
         (head * 5 * PAGE * size + start + first * PAGE * size, head * 5 * PAGE * size + start + last * PAGE * size)
         for first, last in ((0, 2), (3, 4)) for start, size in ((0, 64), (values.start, 128)) for head in (0, 1)
@@ -362,8 +370,8 @@ def test_layers_of_a_run_share_memory_unless_one_reads_anothers_keys(inputs, pag
     states = [PagedState(layer, 1, 16, 16 * (layer + 1)) for layer in range(2)]
     attends = [Attend((0,) * count, None, *[None] * 12) for count in inputs]
     operations = [Operation((0,), None), *attends]
-    cache = RunCache(states, 3, KVType.of("f32"), operations)
-    starts = [side.start for state in states for side in cache.sides(state)]
+    cache = RunCache(states, 3, KVType.parse("f32"), operations)
+    starts = [side.start for state in states for side in cache.get_sides(state)]
     one = 3 * PAGE * 64
     assert starts == ([0, one, 2 * one, 3 * one] if pages_of_layers == 3 else [0, one, 0, one])
     assert cache.pages == 3 and len(cache._memory.bytes) == one * (5 if pages_of_layers == 3 else 3)
@@ -372,22 +380,24 @@ def test_layers_of_a_run_share_memory_unless_one_reads_anothers_keys(inputs, pag
 
 def test_a_cache_pool_makes_stores_and_counts_whole_pages(cache: KVCache):
     room, layout = CachePool(cache, None), StateLayout([Recurrent(2, ((4,),))])
-    assert isinstance(room.store(), PageTable) and isinstance(CachePool(cache, layout).store(), HybridState)
-    assert (room.bytes_per_token, room.cache_usage()) == (cache.bytes_per_token, (0, 9 * PAGE))
-    one, other = room.store(), room.store()
+    assert isinstance(room.create_state(), PageTable) and isinstance(
+        CachePool(cache, layout).create_state(), HybridState
+    )
+    assert (room.bytes_per_token, room.get_cache_usage()) == (cache.bytes_per_token, (0, 9 * PAGE))
+    one, other = room.create_state(), room.create_state()
     one.prepare(0, PAGE + 1)
     other.prepare(0, 1)
-    assert room.cache_usage() == (3 * PAGE, 9 * PAGE)
+    assert room.get_cache_usage() == (3 * PAGE, 9 * PAGE)
 
 
 def test_states_lie_one_behind_the_other_from_a_cache_line_on():
     layout = StateLayout([Recurrent(0, ((3, 2), (17,))), Recurrent(2, ((2, 2, 16),))])
-    assert [layout.offset(0, 0), layout.offset(0, 1), layout.offset(2, 0)] == [0, 4 * 48, 4 * 80]
-    for memory in (layout.zeros, layout.new()):
-        assert (len(memory), memory.dtype, layout.address(memory) % 64) == (144, np.float32, 0)
+    assert [layout.get_offset(0, 0), layout.get_offset(0, 1), layout.get_offset(2, 0)] == [0, 4 * 48, 4 * 80]
+    for memory in (layout.zeros, layout.allocate()):
+        assert (len(memory), memory.dtype, layout.get_address(memory) % 64) == (144, np.float32, 0)
     assert not layout.zeros.any()
     content = np.arange(576, dtype=np.uint16).astype(np.uint8)
-    assert layout.content(filled := layout.from_bytes(content)).tolist() == content.tolist()
+    assert layout.view_bytes(filled := layout.from_bytes(content)).tolist() == content.tolist()
     assert filled.dtype == np.float32
     with pytest.raises(ValueError, match=r"^575 bytes for 576$"):
         layout.from_bytes(content[:-1])

@@ -33,7 +33,7 @@ class World:
         """Run: read the source, write the target, and touch no other memory."""
         new = [self.draw.randint(1, 255) for _ in range(count)]
         some.state.prepare(len(some.tokens), count)
-        np.testing.assert_array_equal(self.layout.content(some.state.source), state_bytes(some.tokens))
+        np.testing.assert_array_equal(self.layout.view_bytes(some.state.source), state_bytes(some.tokens))
         some.tokens = some.tokens + new
         some.state.target.view(np.uint8)[:] = state_bytes(some.tokens)
 
@@ -58,8 +58,8 @@ class World:
             assert known and known[-1] == len(some.tokens)
             for length in known:
                 if length:
-                    np.testing.assert_array_equal(some.state.after(length), state_bytes(some.tokens[:length]))
-            assert all(some.state.after(length) is None for length in {*range(1, len(some.tokens))} - {*known})
+                    np.testing.assert_array_equal(some.state.find_states(length), state_bytes(some.tokens[:length]))
+            assert all(some.state.find_states(length) is None for length in {*range(1, len(some.tokens))} - {*known})
 
 
 @pytest.mark.slow
@@ -97,7 +97,7 @@ def test_snapshots_are_taken_at_ends_of_runs_and_pages():
 def test_stored_states_can_be_continued_in_another_process():
     world, other = World(0), World(1)
     world.append(world.all[0], 9)
-    content = world.all[0].state.after(9)
+    content = world.all[0].state.find_states(9)
     twin = SimpleNamespace(state=RecurrentState(other.layout), tokens=world.all[0].tokens)
     twin.state.put(9, content)
     other.all = [twin]

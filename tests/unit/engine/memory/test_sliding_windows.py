@@ -102,5 +102,5 @@ def test_a_fork_of_a_sequence_without_windows_computes_them_again(engine):
 
 def test_memory_estimates_stop_growing_at_the_window():
     state = PagedState(0, kv_heads=2, key_dim=64, value_dim=64, window=WINDOW)
-    assert state.bytes(100, KVType()) == 100 * 2 * 2 * 128
-    assert state.bytes(100000, KVType()) == (WINDOW + 2 * SLACK) * 2 * 2 * 128
+    assert state.count_bytes(100, KVType()) == 100 * 2 * 2 * 128
+    assert state.count_bytes(100000, KVType()) == (WINDOW + 2 * SLACK) * 2 * 2 * 128

@@ -9,7 +9,7 @@ import pytest
 from localllm.arch.layer_state import LatentState, PagedState, Recurrent
 from localllm.arch.recurrent_verbs import HeadState
 from localllm.arch.rope import Rope
-from localllm.arch.verbs import AttentionScores, Hashing, Routing
+from localllm.arch.verbs import AttentionScores, NgramHash, Routing
 from localllm.arch.weights import Weight
 from localllm.engine.lower.activation import ALL, WANTED, Activation
 from localllm.engine.operations.elementwise import Elementwise
@@ -272,8 +272,8 @@ SAID = {
     ),
     "as_column": (lambda r: r.as_column(ALL), ("as_column", [], "all", 1, {})),
     "embed_hashed": (
-        lambda r: r.embed_hashed(w(12, 5), x(2), Hashing((3, 5), 10, 2, 0)),
-        ("embed_hashed", [2], "all", 5, {"weight": "w", "hashing": Hashing((3, 5), 10, 2, 0)}),
+        lambda r: r.embed_hashed(w(12, 5), x(2), NgramHash((3, 5), 10, 2, 0)),
+        ("embed_hashed", [2], "all", 5, {"weight": "w", "hashing": NgramHash((3, 5), 10, 2, 0)}),
     ),
     "given": (
         lambda r: r.external_input(np.zeros((1, 4)), 3),
@@ -443,9 +443,9 @@ REFUSED = [
     (lambda r: r.mix_streams(x(12), x(5), 3), f"{FIT}12 columns, 5 weights, 3 streams"),
     (lambda r: r.add_vector(x(2), w(3)), "tensor w must have 2 weights (found 3)"),
     (lambda r: r.add_vector(x(2), np.zeros(3)), f"{FIT}3 numbers for 2 columns"),
-    (lambda r: r.embed_hashed(w(11, 5), x(2), Hashing((3, 5), 10, 2, 0)),
+    (lambda r: r.embed_hashed(w(11, 5), x(2), NgramHash((3, 5), 10, 2, 0)),
      "tensor w has 11 rows; the hashes need 12"),
-    (lambda r: r.embed_hashed(w(12, 5), x(1), Hashing((3, 5), 10, 2, 0)), "hashes of 2 tokens, but only 1 is known"),
+    (lambda r: r.embed_hashed(w(12, 5), x(1), NgramHash((3, 5), 10, 2, 0)), "hashes of 2 tokens, but only 1 is known"),
     (lambda r: r.softplus(x(2), w(3)), "tensor w must have 2 weights (found 3)"),
     (lambda r: r.convolve(x(2), w(3, 3), CONVOLVED), f"{FIT}w for 2 of 3 columns"),
     (lambda r: r.convolve(x(3), w(3, 2), CONVOLVED), "tensor w must have the shape [3, 3] (found [3, 2])"),

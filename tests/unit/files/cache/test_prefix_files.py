@@ -16,7 +16,7 @@ from localllm.engine import prefix_store as prefixes
 from localllm.engine.adapter_scales import AdapterScales
 from localllm.engine.memory.sequence_state import PagedStore
 from localllm.engine.prefix_store import PendingWrite, PrefixStore, require_paged_store
-from localllm.engine.runs import Runs
+from localllm.engine.runs import RunPlan
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.files.cache import prefix_files
 from localllm.files.cache.prefix_files import TIME_STEP, PrefixChunkInfo
@@ -44,10 +44,10 @@ class Store:
     def __init__(self, names=("pages",)):
         self.names, self.had, self.error, self.room = names, [], None, 99
 
-    def parts(self, first: int, last: int) -> list[str]:
+    def list_sections(self, first: int, last: int) -> list[str]:
         return [name for name in self.names if name != "states" or last % 8 == 0]
 
-    def part(self, name: str, first: int, last: int) -> np.ndarray:
+    def copy_section(self, name: str, first: int, last: int) -> np.ndarray:
         return np.frombuffer(f"{name} {first} {last}".encode(), np.uint8)
 
     def put(self, first: int, last: int, parts) -> None:
@@ -69,15 +69,15 @@ class World:
     def __init__(self, monkeypatch, states=(), names=("pages",)):
         self.sequences, self.names = [], names
         engine = SimpleNamespace(
-            hyperparameters=SimpleNamespace(states=lambda: states), runs=Runs(4, 4), operations=(), kv_type="f16",
-            adapters=(),
+            hyperparameters=SimpleNamespace(list_states=lambda: states), runs=RunPlan(4, 4), operations=(),
+            kv_type="f16", adapters=(),
             vocab_size=2, sequence=self.sequence, find_images=lambda ids: [f"images of {len(ids)}"],
             lock=Lock(),
         )  # fmt: skip
         monkeypatch.setattr(prefixes, "compute_fingerprint", lambda *given: b"root" * 8)
         monkeypatch.setattr(prefixes, "is_worth_caching", lambda ids: True)
         self.state = "as it was"
-        self.prefixes = PrefixStore(engine, SimpleNamespace(path="folder\\m.gguf", versions=lambda: self.state))
+        self.prefixes = PrefixStore(engine, SimpleNamespace(path="folder\\m.gguf", stat_files=lambda: self.state))
 
     def sequence(self, count: int = 0, aligned: int = 0) -> SimpleNamespace:
         self.sequences.append(SimpleNamespace(
@@ -207,7 +207,7 @@ def test_a_conversation_is_kept_whole_under_its_own_keys(folder, monkeypatch):
 def test_only_needed_parts_are_read(folder, monkeypatch, states, names, needed):
     """Read windows of the last tokens only, and states at the end."""
     world = World(monkeypatch, states, names)
-    pieces = world.prefixes._pieces([*range(10)], AdapterScales())
+    pieces = world.prefixes._split_chunks([*range(10)], AdapterScales())
     assert [world.prefixes._list_required_sections(piece, 10) for piece in pieces] == needed
     world.write(10, 8)
     if "states" in names:  # which are known after 8 tokens only
@@ -222,7 +222,7 @@ def test_a_damaged_file_is_removed_and_the_rest_is_read(folder, monkeypatch):
     """Close what was read so far; then take as much as is whole."""
     world, ids = World(monkeypatch), [*range(10)]
     world.write(10, 8)
-    path = folder / world.prefixes._pieces(ids, AdapterScales())[1].key
+    path = folder / world.prefixes._split_chunks(ids, AdapterScales())[1].key
     path.write_bytes(path.read_bytes()[:-1] + b"\0")
     read = restored(world.prefixes, ids)
     assert not path.exists() and [some.closed for some in world.sequences[1:]] == [1, 0]

@@ -127,12 +127,14 @@ def test_metadata_from_a_file_are_known_by_their_bytes(tmp_path):
     path = write_tiny_model(tmp_path / "a.gguf")
     with GGUFFile.open(path) as file, GGUFFile.open(write_tiny_model(tmp_path / "b.gguf", context=513)) as other:
         keys = ["general.architecture", "general.name", "llama.context_length"]
-        fingerprint = file.metadata.fingerprint(*keys)
-        assert fingerprint and fingerprint == file.metadata.fingerprint(*keys) != other.metadata.fingerprint(*keys)
-        assert file.metadata.fingerprint(*keys[:2]) == other.metadata.fingerprint(*keys[:2])
-        assert len({file.metadata.fingerprint(*some) for some in (keys, keys[:2], keys[1:], keys[::-1])}) == 4
-        assert file.metadata.fingerprint("none") is file.metadata.fingerprint(*keys, "none") is None
-        assert Metadata({"a": 1}).fingerprint("a") is None and Metadata().fingerprint() is None
+        fingerprint = file.metadata.compute_fingerprint(*keys)
+        assert fingerprint and fingerprint == file.metadata.compute_fingerprint(
+            *keys
+        ) != other.metadata.compute_fingerprint(*keys)
+        assert file.metadata.compute_fingerprint(*keys[:2]) == other.metadata.compute_fingerprint(*keys[:2])
+        assert len({file.metadata.compute_fingerprint(*some) for some in (keys, keys[:2], keys[1:], keys[::-1])}) == 4
+        assert file.metadata.compute_fingerprint("none") is file.metadata.compute_fingerprint(*keys, "none") is None
+        assert Metadata({"a": 1}).compute_fingerprint("a") is None and Metadata().compute_fingerprint() is None
         for change in (lambda: file.metadata.update({"x": 1}), lambda: other.metadata.pop("general.name")):
             change()
-        assert file.metadata.fingerprint(*keys) is other.metadata.fingerprint(keys[0]) is None
+        assert file.metadata.compute_fingerprint(*keys) is other.metadata.compute_fingerprint(keys[0]) is None

@@ -425,7 +425,7 @@ def test_strings_are_counted_without_decoding_them(tmp_path):
     keys = [of_strings(TOKENS, 1, 2, 3), of_strings("three", 1, 2, 3), of_strings("none"), numbers, nested]
     metadata = opened(tmp_path, built([*keys, key("t", STRING, text("")), key("u", U8, b"1")])).metadata
     for is_read in (False, True):
-        counts = {name: metadata.strings(name) for name in (TOKENS, "three", "none", "n", "t", "u", "missing")}
+        counts = {name: metadata.count_strings(name) for name in (TOKENS, "three", "none", "n", "t", "u", "missing")}
         assert counts == {TOKENS: 3, "three": 3, "none": 0, "n": None, "t": None, "u": None, "missing": None}
         assert [name for name in (*metadata.data, "missing") if metadata.is_text(name)] == ["t"]
         assert isinstance(metadata.data["three"], list) == is_read
@@ -437,10 +437,10 @@ def test_changed_metadata_forgets_its_places_in_the_file(tmp_path):
     for change in (lambda metadata: metadata.__setitem__("a", 7), lambda metadata: metadata.__delitem__("a")):
         metadata = opened(tmp_path, content).metadata
         metadata.kept["x"] = None
-        assert metadata.places.keys() == {"a", "b", TOKENS} and metadata.fingerprint("a", "b")
+        assert metadata.places.keys() == {"a", "b", TOKENS} and metadata.compute_fingerprint("a", "b")
         change(metadata)
         assert metadata.get("a") in (7, None) and metadata["b"] == ord("2")
-        assert metadata.places == metadata.kept == {} and metadata.fingerprint("b") is None
+        assert metadata.places == metadata.kept == {} and metadata.compute_fingerprint("b") is None
     assert gguf_header.Metadata({"a": 1}) == {"a": 1}
 
 

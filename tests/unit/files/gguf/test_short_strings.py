@@ -41,7 +41,7 @@ def test_many_strings_read_as_one_by_one(monkeypatch, unusual, chunk):
         for behind in (b"", b"\5\0\0\0\0\0\0\0after", bytes(40)):
             reader = HeaderReader(data + behind, "x")
             expected = [gguf_header.decode_utf8(string) for string in strings]
-            assert (reader.strings(300), reader.position) == (expected, len(data))
+            assert (reader.read_strings(300), reader.position) == (expected, len(data))
 
 
 def test_usual_strings_are_read_many_at_a_time():

@@ -76,7 +76,7 @@ def test_reading_all_strings_returns_a_list(model):
     with GGUFFile.open(model) as kept, GGUFFile.open(model, needed=()) as made:
         assert kept.metadata.kept.keys() == {TOKENS, MERGES}
         assert kept.metadata[TOKENS] == made.metadata[TOKENS] and kept.metadata[MERGES] == made.metadata[MERGES]
-        assert kept.metadata.strings(TOKENS) == len(kept.metadata[TOKENS])
+        assert kept.metadata.count_strings(TOKENS) == len(kept.metadata[TOKENS])
         kept.metadata["general.name"] = "another"
         assert not kept.metadata.kept
 

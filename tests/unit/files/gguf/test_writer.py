@@ -75,7 +75,7 @@ def test_a_copied_file_has_the_same_bytes(tmp_path: Path):
 
 def test_arrays_become_tensors_with_their_values(tmp_path: Path):
     arrays = {f"t.{kind}": np.arange(6).reshape(2, 3).astype(kind) for kind in ("f4", "f2", "f8", "i4", "i1")}
-    write_gguf(tmp_path / "x.gguf", {}, [OutputTensor.of(name, array) for name, array in arrays.items()])
+    write_gguf(tmp_path / "x.gguf", {}, [OutputTensor.from_array(name, array) for name, array in arrays.items()])
     for tensor in gguf.GGUFReader(tmp_path / "x.gguf").tensors:
         np.testing.assert_array_equal(tensor.data, arrays[tensor.name])
 

@@ -493,20 +493,20 @@ def test_run_refuses_unsupported_constraints_before_it_opens_the_model(
 @pytest.fixture
 def compiled(monkeypatch) -> list[str]:
     """Record the grammars that are compiled for a vocabulary."""
-    compiled, beginning = list[str](), Constraint.beginning
+    compiled, beginning = list[str](), Constraint.create_matcher
 
     def counted(self, vocabulary):
         compiled.append(self.grammar)
         return beginning(self, vocabulary)
 
-    monkeypatch.setattr(Constraint, "beginning", counted)
+    monkeypatch.setattr(Constraint, "create_matcher", counted)
     return compiled
 
 
 def test_threads_that_share_a_constraint_compile_it_once(tiny, compiled, monkeypatch):
     """Let the others wait while one thread compiles."""
     tokenizer, constraint = Tokenizer.from_file(tiny), Constraint.from_regex("[abc]{3}")
-    counted, here, go, counts = Constraint.beginning, threading.Event(), threading.Event(), []
+    counted, here, go, counts = Constraint.create_matcher, threading.Event(), threading.Event(), []
 
     def slow(self, vocabulary):
         here.set()
@@ -518,7 +518,7 @@ def test_threads_that_share_a_constraint_compile_it_once(tiny, compiled, monkeyp
         counts.append(int(matcher.allowed_mask().sum()))
 
     compiled.clear()
-    monkeypatch.setattr(Constraint, "beginning", slow)
+    monkeypatch.setattr(Constraint, "create_matcher", slow)
     threads = [threading.Thread(target=work) for _ in range(3)]
     threads[0].start()
     assert here.wait(30)
@@ -562,12 +562,12 @@ def test_forced_tokens_are_expected_even_after_the_answer_has_begun():
     """Expect the rest of a reasoning marker first."""
     answering = SimpleNamespace(kind=ANSWER, is_between_parts=False)
     guide = AnswerState.__new__(AnswerState)
-    guide.transcript, guide._matcher = answering, SimpleNamespace(expected_tokens=lambda: [9])
+    guide.transcript, guide._matcher = answering, SimpleNamespace(get_expected_tokens=lambda: [9])
     for forced, expected in (((5, 6), [5, 6]), ((), [9])):
         guide._forced = forced
-        assert list(guide.expected_tokens()) == expected
+        assert list(guide.get_expected_tokens()) == expected
     guide.transcript = SimpleNamespace(kind="thought", is_between_parts=False)
-    assert list(guide.expected_tokens()) == []
+    assert list(guide.get_expected_tokens()) == []
 
 
 def test_a_failing_matcher_raises_at_once():
@@ -594,9 +594,11 @@ def test_reasoning_allows_all_tokens_but_ends_and_split_markers():
         (Thinking(), [0, 1, 2, 3, 4]),
     ):  # fmt: skip
         matcher = Matcher(llguidance, 8, tokenizer)
-        mask = matcher.unfinished_mask(thinking)
+        mask = matcher.compute_unfinished_mask(thinking)
         assert (
-            len(mask) == 8 and np.flatnonzero(mask).tolist() == expected and matcher.unfinished_mask(thinking) is mask
+            len(mask) == 8
+            and np.flatnonzero(mask).tolist() == expected
+            and matcher.compute_unfinished_mask(thinking) is mask
         )
 
 

@@ -333,7 +333,7 @@ def test_forced_tokens_stop_before_one_that_could_merge(grammar: str, prefix: st
     matcher = begin(grammar, vocabulary)
     for token in vocabulary.encode_inside(prefix):
         matcher.accept(token)
-    forced = b"".join(vocabulary.texts[token] for token in matcher.expected_tokens())
+    forced = b"".join(vocabulary.texts[token] for token in matcher.get_expected_tokens())
     assert forced.decode(errors="ignore") == expected
 
 

@@ -30,7 +30,7 @@ def test_compiled_constraints_are_freed_with_their_tokenizer():
     for constraint in constraints:
         matcher = get_matcher(constraint, tokenizer, tokenizer.vocab_size)
         matcher.allowed_mask()
-        matcher.expected_tokens()
+        matcher.get_expected_tokens()
     dead = weakref.ref(tokenizer)
     del tokenizer, matcher
     gc.collect()
@@ -61,9 +61,9 @@ def test_a_slow_grammar_blocks_no_other_grammar(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_rules_that_refer_backwards_are_visited_once(monkeypatch: pytest.MonkeyPatch):
-    calls, reach = list[int](), grammar_network.Network._collect_reachable
+    calls, reach = list[int](), grammar_network.GrammarNetwork._collect_reachable
     monkeypatch.setattr(
-        grammar_network.Network,
+        grammar_network.GrammarNetwork,
         "_collect_reachable",
         lambda self, *arguments: calls.append(1) or reach(self, *arguments),
     )

@@ -239,14 +239,14 @@ def test_a_text_becomes_segments_that_fit_the_context(text: str, overflow: str, 
     )
     options = EmbedOptions(overflow=overflow)
     with pytest.raises(ContextError, match=f"^{expected}$") if isinstance(expected, str) else nullcontext():
-        assert ["".join(piece) for piece in embedder.pieces(text, options, "text 3")] == expected
+        assert ["".join(piece) for piece in embedder.tokenize(text, options, "text 3")] == expected
     for embedder.context in (3, 2):
         short = "^a context of 2 tokens is too short for any text$"
         with nullcontext() if embedder.context == 3 else pytest.raises(UsageError, match=short):
-            assert embedder.pieces("ab", EmbedOptions(overflow="cut"), "text 1") == [["<", "a", ">"]]
+            assert embedder.tokenize("ab", EmbedOptions(overflow="cut"), "text 1") == [["<", "a", ">"]]
     embedder._before = embedder._behind = []
     with pytest.raises(UsageError, match=r"^text 3 is empty, and the model adds no tokens to it$"):
-        embedder.pieces("", options, "text 3")
+        embedder.tokenize("", options, "text 3")
 
 
 def test_embed_averages_segments_cuts_dims_and_counts_tokens():
@@ -298,7 +298,7 @@ def test_begin_and_end_tokens_surround_each_text(bos: str, eos: str, warnings: l
         0,
         warnings,
     )
-    assert embedder.pieces("ab", EmbedOptions(), "text 1") == [[*bos, *"ab", *eos]]
+    assert embedder.tokenize("ab", EmbedOptions(), "text 1") == [[*bos, *"ab", *eos]]
 
 
 NOTHING_SAID = "/m.gguf: the model does not define how to pool token vectors: it is not an embedding model"
@@ -319,7 +319,7 @@ def test_pooling_comes_from_the_option_then_the_file(
 ):
     read = SimpleNamespace(pooling="cls", bidirectional=lookahead)
     monkeypatch.setattr(embedding, "load_architecture", lambda file: (None, read))
-    monkeypatch.setattr(embedding, "HyperparameterReader", SimpleNamespace(of=lambda file: file))
+    monkeypatch.setattr(embedding, "HyperparameterReader", SimpleNamespace(from_file=lambda file: file))
     monkeypatch.setattr(embedding, "read_pooling", lambda fields: declared)
     for name in ("cls.weight", "cls.output.weight"):
         file = SimpleNamespace(path="/m.gguf", tensors={name: 1} if head else {"cls.bias": 1})
@@ -487,9 +487,9 @@ def test_a_failed_text_is_reported_only_if_it_was_read_alone(monkeypatch, chunk:
             raise UsageError("it went away")
         return texts
 
-    embedder = SimpleNamespace(chunk=chunk, pieces=lambda *texts: None, embed=embed)
+    embedder = SimpleNamespace(chunk=chunk, tokenize=lambda *texts: None, embed=embed)
     out = SimpleNamespace(
-        left=lambda records: records,
+        find_remaining=lambda records: records,
         fail=lambda record, error: failed.append((record.id, str(error))),
         put=lambda records, rows: written.extend(rows),
     )

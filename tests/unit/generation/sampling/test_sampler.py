@@ -90,9 +90,9 @@ def test_typical_keeps_tokens_of_expected_surprise():
 
 def test_temperature_sharpens_or_flattens_the_distribution():
     candidates = rank_candidates([0.8, 0.2])
-    assert temperature(candidates, 0.5).probabilities() == pytest.approx([0.64 / 0.68, 0.04 / 0.68], rel=1e-5)
-    assert temperature(candidates, 2.0).probabilities() == pytest.approx([2 / 3, 1 / 3], rel=1e-5)
-    assert np.isfinite(temperature(candidates, 1e-30).probabilities()).all()
+    assert temperature(candidates, 0.5).compute_probabilities() == pytest.approx([0.64 / 0.68, 0.04 / 0.68], rel=1e-5)
+    assert temperature(candidates, 2.0).compute_probabilities() == pytest.approx([2 / 3, 1 / 3], rel=1e-5)
+    assert np.isfinite(temperature(candidates, 1e-30).compute_probabilities()).all()
 
 
 def test_draws_follow_the_probabilities():

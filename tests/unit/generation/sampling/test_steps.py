@@ -75,7 +75,7 @@ def test_top_n_sigma_keeps_logits_near_the_best(row: np.ndarray, n: float):
 @given(rows(), some.floats(0, 1))
 def test_xtc_keeps_the_last_of_the_top_choices(row: np.ndarray, threshold: float):
     candidates = candidates_of(row)
-    p = candidates.probabilities()
+    p = candidates.compute_probabilities()
     above = sorted(np.flatnonzero(p >= max(threshold, 1e-300)), key=lambda i: (-row[i], i))
     kept = set(range(len(row))) - set(above[:-1])
     assert set(steps.xtc(candidates, 1.0, threshold, chance=0.9).ids.tolist()) == kept
@@ -92,7 +92,7 @@ def test_xtc_keeps_the_last_of_the_top_choices(row: np.ndarray, threshold: float
     some.sampled_from([(), ("\n",), ("ab",), ("bc", "\n")]),
 )
 def test_dry_penalizes_the_longest_repetition(text: list[int], allowed: int, base: float, texts: tuple[str, ...]):
-    breakers = Breakers(texts, SPEAKER)
+    breakers = SequenceBreakers(texts, SPEAKER)
     for token in text:
         breakers.push(token)
     # Whole tokens since the last place where a breaker ends.
@@ -138,7 +138,7 @@ def test_dry_penalizes_the_longest_repetition(text: list[int], allowed: int, bas
     ],
 )
 def test_dry_breakers_may_span_any_tokens(texts: tuple[str, ...], tokens: list[int], since: int):
-    breakers = Breakers(texts, SPEAKER)
+    breakers = SequenceBreakers(texts, SPEAKER)
     for token in tokens:
         breakers.push(token)
     assert breakers.since == since
@@ -147,7 +147,7 @@ def test_dry_breakers_may_span_any_tokens(texts: tuple[str, ...], tokens: list[i
 def test_a_breaker_in_two_tokens_ends_the_match_of_dry():
     """Match three tokens after "a b c a b c", or two if "ca" is a breaker."""
     for texts, expected in (((), {0: -0.5 * 2.0**2}), (("ca",), {0: -0.5 * 2.0**1})):
-        breakers = Breakers(texts, SPEAKER)
+        breakers = SequenceBreakers(texts, SPEAKER)
         text = [0, 1, 3, 0, 1, 3]
         for token in text:
             breakers.push(token)
@@ -157,7 +157,7 @@ def test_a_breaker_in_two_tokens_ends_the_match_of_dry():
 
 def test_dry_bounds_its_comparisons_on_one_repeated_token():
     """Compare no further than the largest power worth computing."""
-    breakers = Breakers((), None)
+    breakers = SequenceBreakers((), None)
     breakers.since = 100_000
     changed = steps.dry(candidates_of(np.zeros(8, np.float32)), np.zeros(100_000, int), breakers, 1.0, 1.75, 2)
     assert -3.5e38 < float(changed.logits[0]) < -1e38
@@ -168,13 +168,15 @@ def test_dry_bounds_its_comparisons_on_one_repeated_token():
 @given(rows(), some.floats(0, 3), some.floats(0, 2), some.floats(0, 3))
 def test_dynamic_temperature_follows_the_entropy(row: np.ndarray, t: float, range: float, exponent: float):
     candidates = candidates_of(row)
-    p = candidates.probabilities()
+    p = candidates.compute_probabilities()
     entropy = -sum(x * math.log(x) for x in p if x > 0) / math.log(max(len(row), 2))
     wanted = max(0.0, t - range) + (t + range - max(0.0, t - range)) * min(max(entropy, 0), 1) ** exponent
     scaled = steps.dynamic_temperature(candidates, t, range, exponent)
     expected = steps.temperature(candidates, wanted) if len(row) > 1 else candidates
     if len(expected.ids) == len(scaled.ids):  # with a temperature of nearly 0, rounding decides
-        np.testing.assert_allclose(scaled.probabilities(), expected.probabilities(), rtol=1e-5, atol=1e-9)
+        np.testing.assert_allclose(
+            scaled.compute_probabilities(), expected.compute_probabilities(), rtol=1e-5, atol=1e-9
+        )
     else:
         assert wanted < 1e-6
 
@@ -183,7 +185,7 @@ def test_dynamic_temperature_follows_the_entropy(row: np.ndarray, t: float, rang
 @given(rows(), some.floats(-5, 30))
 def test_mirostat_2_keeps_tokens_below_the_surprise(row: np.ndarray, mu: float):
     kept = steps.mirostat_2(candidates_of(row), mu)
-    p = candidates_of(row).probabilities()
+    p = candidates_of(row).compute_probabilities()
     surprising = [i for i, x in enumerate(p) if x == 0 or -math.log2(x) > mu]
     assert set(kept.ids.tolist()) == set(range(len(row))) - set(surprising) | {int(np.argmax(row))}
 
@@ -211,7 +213,7 @@ def test_adaptive_p_holds_the_target_probability(target: float):
         row = random_logits(500, number % 50)
         plain = steps.min_p(steps.top_p(steps.top_k(candidates_of(row), 40), 0.95), 0.05)
         token = sampler.sample(row)
-        chosen.append(plain.probability(token))
+        chosen.append(plain.compute_probability(token))
         sampler.accept(token)
     assert np.mean(chosen) == pytest.approx(target, abs=0.1)
 
@@ -314,17 +316,17 @@ def test_xtc_removes_top_choices_with_its_probability():
 
 def test_history_keeps_only_as_many_tokens_as_needed():
     for most in (-1, 0, 1, 7, 300):
-        history, whole = History(most), []
+        history, whole = TokenHistory(most), []
         for token in range(1500):
             history.append(token)
             whole.append(token)
         expected = whole if most < 0 else whole[len(whole) - most :]
-        assert history.last(most).tolist() == expected
-        assert history.last(0).tolist() == []
+        assert history.get_last(most).tolist() == expected
+        assert history.get_last(0).tolist() == []
         twin = history.copy()
         twin.append(-5)
         history.append(7)
-        assert history.last(1).tolist() == [7] * (most != 0)
+        assert history.get_last(1).tolist() == [7] * (most != 0)
 
 
 @pytest.mark.parametrize("options", LEARNING, ids=str)
@@ -610,7 +612,7 @@ def test_options_turn_their_steps_on(options: dict, names: str):
 ])  # fmt: skip
 def test_the_initial_state_holds_what_the_steps_need(options: dict, names: str, most: int, breakers: list[bytes]):
     chosen = SamplingOptions(**options, mirostat_tau=3, adaptive_target=0.25).complete
-    state = SamplerState.first(chosen, names.split(), None, 300, SPEAKER)
+    state = SamplerState.create(chosen, names.split(), None, 300, SPEAKER)
     assert (state.history.most, state.breakers._texts) == (most, breakers)
     assert (state.mu, state.mean, state.vocab, state.drawn, state.watched) == (6, 0.25, 300, None, None)
 
@@ -632,7 +634,7 @@ def test_mirostat_and_adaptive_p_learn_from_drawn_tokens_exactly():
         ({"mirostat": 2}, 10 - 0.1 * (2 - 5), 0.5),
         ({"adaptive_decay": 0.8}, 10, 0.5 - 0.2 * 0.25),
     ):
-        state = SamplerState.first(SamplingOptions(adaptive_target=0.5).complete, [], None, 2, None)
+        state = SamplerState.create(SamplingOptions(adaptive_target=0.5).complete, [], None, 2, None)
         for drawn in (1, 0):  # not what comes, and what comes
             state.watched, state.drawn = row, drawn
             state.learn(SamplingOptions(**options).complete, 0)

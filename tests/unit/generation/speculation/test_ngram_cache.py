@@ -25,7 +25,7 @@ from localllm.generation.speculation.ngram import (
 
 def corpus_of(*texts: list[int]) -> TokenCorpus:
     """Return a corpus of these texts, however short."""
-    return TokenCorpus.of(np.array([token for text in texts for token in (*text, GAP)], np.int32))
+    return TokenCorpus.from_tokens(np.array([token for text in texts for token in (*text, GAP)], np.int32))
 
 
 def search_by_trying(tokens: list[int], ending: list[int]) -> tuple[int, int]:
@@ -60,8 +60,8 @@ def test_find_returns_the_longest_then_most_frequent_then_latest_match(texts, en
 def test_a_growing_index_equals_one_built_anew(texts):
     grown = NOTHING
     for text in texts:
-        grown = grown.with_text(np.array(text, np.int32))
-    np.testing.assert_array_equal(grown.places, TokenCorpus.of(grown.tokens).places)
+        grown = grown.add_text(np.array(text, np.int32))
+    np.testing.assert_array_equal(grown.places, TokenCorpus.from_tokens(grown.tokens).places)
 
 
 def numbers(seed: int, count: int) -> list[int]:
@@ -70,21 +70,21 @@ def numbers(seed: int, count: int) -> list[int]:
 
 def test_a_repeated_text_is_stored_once():
     text = numbers(1, 200)
-    earlier = NOTHING.with_text(np.array(text, np.int32))
+    earlier = NOTHING.add_text(np.array(text, np.int32))
     assert earlier.tokens.tolist() == [*text, GAP]
-    assert earlier.with_text(np.array(text, np.int32)) is earlier
-    longer = earlier.with_text(np.array([*text, *numbers(2, 50)], np.int32))
+    assert earlier.add_text(np.array(text, np.int32)) is earlier
+    longer = earlier.add_text(np.array([*text, *numbers(2, 50)], np.int32))
     again = text[-SURE - 1 :]  # the last was not known as one that something follows
     assert longer.tokens.tolist() == [*text, GAP, *again, *numbers(2, 50), GAP]
     assert longer.find(text[-SURE:]).place == len(text) + 1 + len(again)
-    assert earlier.with_text(np.array(numbers(3, MIN_PASSAGE_TOKENS - 1), np.int32)) is earlier, "too short"
+    assert earlier.add_text(np.array(numbers(3, MIN_PASSAGE_TOKENS - 1), np.int32)) is earlier, "too short"
 
 
 def test_the_oldest_text_is_evicted_from_the_corpus(monkeypatch):
     monkeypatch.setattr(written, "MAX_TOKENS", 1000)
     earlier = NOTHING
     for seed in range(30):
-        earlier = earlier.with_text(np.array(numbers(seed, 100), np.int32))
+        earlier = earlier.add_text(np.array(numbers(seed, 100), np.int32))
         assert len(earlier.tokens) <= 1000
         assert earlier.find(numbers(seed, 100)[20:30]).agreed == 10
     assert earlier.find(numbers(0, 100)[20:30]).agreed == 0
@@ -150,12 +150,12 @@ def test_a_later_process_reads_the_saved_corpus(cache):
     first.add(numbers(1, 100), is_kept=True)
     other.add(numbers(2, 100), is_kept=True)
     other.add(numbers(3, 100))
-    assert other.earlier().find(numbers(3, 100)[:SURE]).agreed == SURE
+    assert other.get_corpus().find(numbers(3, 100)[:SURE]).agreed == SURE
     first.save()
     other.save()  # both wrote
-    later = NgramCache(1000, "v").earlier()
+    later = NgramCache(1000, "v").get_corpus()
     assert [later.find(numbers(seed, 100)[:SURE]).agreed for seed in (1, 2, 3)] == [SURE, SURE, 0]
-    assert NgramCache(1000, "w").earlier() is NOTHING
+    assert NgramCache(1000, "w").get_corpus() is NOTHING
     assert [tokens for tokens, _, _ in written_file.list_files()] == [202]
     assert written_file.remove_all() > 0 and written_file.list_files() == [] and written_file.remove_all() == 0
 
@@ -175,7 +175,7 @@ def test_a_damaged_corpus_file_is_ignored(cache, damage):
         data = bytearray()
     vocab = 10 if damage == "others" else 1000  # tokens that this vocabulary does not have
     path.write_bytes(data)
-    assert NgramCache(vocab, "v").earlier() is NOTHING
+    assert NgramCache(vocab, "v").get_corpus() is NOTHING
 
 
 def test_an_unwritable_folder_leaves_the_corpus_empty(cache):
@@ -183,7 +183,7 @@ def test_an_unwritable_folder_leaves_the_corpus_empty(cache):
     first = NgramCache(1000, "v")
     first.add(numbers(1, 100), is_kept=True)
     first.save()
-    assert NgramCache(1000, "v").earlier() is NOTHING
+    assert NgramCache(1000, "v").get_corpus() is NOTHING
 
 
 def test_without_a_file_the_corpus_stays_in_the_process(cache):
@@ -193,7 +193,7 @@ def test_without_a_file_the_corpus_stays_in_the_process(cache):
     assert not cache.exists()
     again = NgramCache(1000, None)
     again.add(numbers(1, 100))
-    assert again.earlier().find(numbers(1, 100)[:SURE]).agreed == SURE
+    assert again.get_corpus().find(numbers(1, 100)[:SURE]).agreed == SURE
 
 
 @pytest.mark.parametrize("seed", [None, *range(20)])

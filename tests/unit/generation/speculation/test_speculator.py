@@ -213,41 +213,58 @@ def test_a_draft_is_shorter_beside_other_answers():
     """Charge the draft's time to the other answers, which get one token each."""
     usual = make_costs(1, 1.3, 1.8, 3.2, 5.5)
     lengths = [
-        len(DraftPlanner(Script(SURELY)).plan(MAX_DRAFT_TOKENS - n, usual.with_batch(n), GAIN).draft) for n in (0, 2, 4)
+        len(DraftPlanner(Script(SURELY)).plan(MAX_DRAFT_TOKENS - n, usual.add_batch(n), GAIN).draft) for n in (0, 2, 4)
     ]
     assert lengths[0] > lengths[2]
     dear = make_costs(1, 1.1, 3.3, 6.6, 13.2)
     assert len(DraftPlanner(Script(SURELY)).plan(MAX_DRAFT_TOKENS, dear, GAIN).draft) == 1
-    assert DraftPlanner(Script(SURELY)).plan(MAX_DRAFT_TOKENS - 2, dear.with_batch(2), GAIN).draft == []
+    assert DraftPlanner(Script(SURELY)).plan(MAX_DRAFT_TOKENS - 2, dear.add_batch(2), GAIN).draft == []
     assert DraftSelector([Script(SURELY)], dear).draft(5, MAX_DRAFT_TOKENS) == []
 
 
 def test_costs_between_measured_lengths_are_interpolated():
     costs = make_costs(1.0, 1.5, 2.0, 3.0, 5.0)
-    assert [costs.relative(tokens) for tokens in (1, 2, 3, 4, 6, 12)] == pytest.approx([1, 1.5, 1.75, 2, 2.5, 4])
+    assert [costs.estimate_cost(tokens) for tokens in (1, 2, 3, 4, 6, 12)] == pytest.approx([1, 1.5, 1.75, 2, 2.5, 4])
     costs.record(4, 9.0)
-    assert costs.relative(4) < 9, "one slow step is not yet the truth"
+    assert costs.estimate_cost(4) < 9, "one slow step is not yet the truth"
 
 
 def test_step_costs_are_computed_exactly():
     """Use typical costs until enough is measured; ignore steps longer than drafts."""
     costs = StepCostModel()
     costs.record(MAX_DRAFT_TOKENS + 2, 5.0)
-    assert not costs.is_measured and [costs.relative(tokens) for tokens in (0, 1, 2, 3, 16)] == [0, 1, 1.3, 1.55, 5.5]
+    assert not costs.is_measured and [costs.estimate_cost(tokens) for tokens in (0, 1, 2, 3, 16)] == [
+        0,
+        1,
+        1.3,
+        1.55,
+        5.5,
+    ]
     costs.record(4, 3.6)
-    assert costs.is_measured and [costs.relative(1), costs.relative(4), costs.relate_seconds(1.0)] == pytest.approx(
-        [1, 1.8, 0.5]
-    )
+    assert costs.is_measured and [
+        costs.estimate_cost(1),
+        costs.estimate_cost(4),
+        costs.relate_seconds(1.0),
+    ] == pytest.approx([1, 1.8, 0.5])
     costs.record(16, 8.8)
-    assert [costs.relative(1), costs.relative(4), costs.relative(16), costs.relate_seconds(1.0)] == pytest.approx(
-        [1, 2.25, 5.5, 0.625]
-    )
+    assert [
+        costs.estimate_cost(1),
+        costs.estimate_cost(4),
+        costs.estimate_cost(16),
+        costs.relate_seconds(1.0),
+    ] == pytest.approx([1, 2.25, 5.5, 0.625])
     costs.record(1, 2.0)
     costs.record(1, 5.0)
-    assert costs.relative(4) == pytest.approx(3.6 / 2.6), "a slower one counts little"
-    assert costs.with_batch(0) is costs and costs.tokens(3.0) == 3.0
-    beside = costs.with_batch(3)
-    values = beside.relative(1), beside.relative(13), beside.relate_seconds(2.0), beside.tokens(3.0), beside.tokens(1.0)
+    assert costs.estimate_cost(4) == pytest.approx(3.6 / 2.6), "a slower one counts little"
+    assert costs.add_batch(0) is costs and costs.estimate_tokens(3.0) == 3.0
+    beside = costs.add_batch(3)
+    values = (
+        beside.estimate_cost(1),
+        beside.estimate_cost(13),
+        beside.relate_seconds(2.0),
+        beside.estimate_tokens(3.0),
+        beside.estimate_tokens(1.0),
+    )
     assert values == pytest.approx((1, 8.8 / 3.6, 2 / 3.6, 1.5, 1))
     assert speculation.interpolate({1: 1.0, 4: 6.0, 2: 2.0}) == [0, 1, 2, 4, 6]
     assert [speculation.smooth(*pair) for pair in ((None, 3.0), (2.0, 1.0), (2.0, 5.0))] == [3, 1, 2.6]
@@ -323,12 +340,12 @@ def test_wrong_guesses_cost_little_time():
             script.guesses = [DraftToken(7, trust % (SURE + 1))] * 30  # so much as to be believed anew
             before = script.asked
             spent += (
-                usual.relative(1 + len(source.plan(MAX_DRAFT_TOKENS, usual, GAIN).draft))
+                usual.estimate_cost(1 + len(source.plan(MAX_DRAFT_TOKENS, usual, GAIN).draft))
                 - 1
                 + seconds * (script.asked - before)
             )
             source.push([5])
-        assert 1 < spent < START + LOSS * 400 + usual.relative(MAX_DRAFT_TOKENS + 1) + TRIALS * seconds
+        assert 1 < spent < START + LOSS * 400 + usual.estimate_cost(MAX_DRAFT_TOKENS + 1) + TRIALS * seconds
 
 
 def test_earlier_gains_allow_larger_losses():
@@ -378,9 +395,11 @@ def test_the_promise_of_a_draft_is_computed_exactly():
     source.push([7, 8, 9, 9])
     assert lost[2:] == pytest.approx([-2.0]) and script.account.experience.usual == pytest.approx(1 - 0.3 * 0.95**2)
     first = script.account.experience.chances[8]
-    plan = source.plan(9, costs.with_batch(1), 0.0)
+    plan = source.plan(9, costs.add_batch(1), 0.0)
     expected = [1, 1 + first, 1 + first + first**2, 1 + first + first**2 * (1 + 4 / 6)]
-    rates = [(tokens + 1) / 2 / (costs.relative(length + 2) / 1.5 + 0.02) for length, tokens in enumerate(expected)]
+    rates = [
+        (tokens + 1) / 2 / (costs.estimate_cost(length + 2) / 1.5 + 0.02) for length, tokens in enumerate(expected)
+    ]
     assert plan.rate == pytest.approx(max(rates)) and len(plan.draft) == rates.index(max(rates))
     assert lost[3] == pytest.approx(0.03 / 1.5)
     source.push([7, 5])

@@ -36,7 +36,7 @@ def parse_call(tool: Tool, text: str, tokenizer, format: ToolCallFormat = CODER,
     matcher = calls.make_matcher(tokenizer.vocab_size)
     if not matcher.accept_text(text) or not (matcher.is_complete or matcher.allowed_mask()[[*tokenizer.end_ids]].any()):
         return None
-    prose, [(name, values)] = parse(calls.reader(), text)
+    prose, [(name, values)] = parse(calls.create_parser(), text)
     assert (prose, name) == ("", "f")
     jsonschema.validate(values, dict(tool.parameters))
     return values

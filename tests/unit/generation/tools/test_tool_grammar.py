@@ -273,20 +273,20 @@ def test_harmony_markers_are_not_allowed_within_strings(tmp_path, monkeypatch):
 
 
 def test_no_token_is_forced_while_two_matchers_are_possible():
-    form, calls = SimpleNamespace(expected_tokens=lambda: [1]), SimpleNamespace(expected_tokens=lambda: [2])
+    form, calls = SimpleNamespace(get_expected_tokens=lambda: [1]), SimpleNamespace(get_expected_tokens=lambda: [2])
     either: Any = UnionMatcher(form, calls)  # type: ignore[arg-type]
-    assert either.expected_tokens() == []
+    assert either.get_expected_tokens() == []
     either.form = None
-    assert either.expected_tokens() == [2]
+    assert either.get_expected_tokens() == [2]
     either.form, either.calls = form, None
-    assert either.expected_tokens() == [1]
+    assert either.get_expected_tokens() == [1]
 
 
 class Follower:
     """A matcher of token words that records what it accepts."""
 
     def __init__(self, *words: list[int]):
-        self.words, self.said, self.unfinished_mask = words, list[int](), lambda thinking: (thinking, self)
+        self.words, self.said, self.compute_unfinished_mask = words, list[int](), lambda thinking: (thinking, self)
 
     def copy(self) -> "Follower":
         twin = Follower(*self.words)
@@ -325,7 +325,7 @@ def test_a_union_follows_both_matchers_until_they_differ():
     assert np.flatnonzero(either.allowed_mask()).tolist() == [5]
     either.accept(5)
     assert (calls.said, either.is_complete, twin.is_complete) == ([1, 2, 3, 5], True, False)
-    assert either.unfinished_mask(thinking) == (thinking, form)
+    assert either.compute_unfinished_mask(thinking) == (thinking, form)
     assert other.form.said == other.calls.said == []
     other.accept(4)
     assert (other.form, other.is_complete, form.said) == (None, True, [1, 2])
@@ -721,7 +721,9 @@ def test_the_token_of_a_call_ends_open_reasoning(choice: str, end: str):
     format = ToolCallFormat(opening, '", "arguments": ', f"{closing}\n{opening}", closing)
     tool = Tool("w", parameters={"type": "object", "properties": {"t": {"type": "string"}}, "required": ["t"]})
     calls = ToolGrammar(ToolUse([tool], choice), format, tokenizer)
-    thinking = Thinking.of(TagFormat("<think>", "</think>"), tokenizer, tokenizer.encode("<think>", special=True), None)
+    thinking = Thinking.detect(
+        TagFormat("<think>", "</think>"), tokenizer, tokenizer.encode("<think>", special=True), None
+    )
     transcript, matcher = Transcript(tokenizer.stream(), (), thinking, calls), calls.make_matcher(tokenizer.vocab_size)
     state = AnswerState(transcript, thinking, *([matcher] if choice == "required" else [None, matcher]))
     text = 'I look.<tool_call>\n{"name": "w", "arguments": {"t": "x"}}\n</tool_call>' + end

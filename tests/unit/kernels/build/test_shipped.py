@@ -12,7 +12,7 @@ from project import ROOT
 from localllm.files.cache.checksummed_cache import read_checksummed
 from localllm.kernels.build import compilers, library, objects, shipped
 from localllm.kernels.build.library import KernelLibrary
-from localllm.kernels.build.objects import object_file, symbol
+from localllm.kernels.build.objects import get_object_file, get_symbol
 from localllm.kernels.build.shipped import (
     can_serve,
     compute_source_hash,
@@ -77,17 +77,17 @@ def test_damaged_or_outdated_shipped_objects_are_ignored(tmp_path: Path, damage:
 
 def test_loading_shipped_objects_compiles_nothing_and_caches_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     KernelLibrary(["add", "run"]).close()
-    code = {name: read_checksummed(object_file(name)) or b"" for name in ("add", "run")}
+    code = {name: read_checksummed(get_object_file(name)) or b"" for name in ("add", "run")}
     monkeypatch.setattr(shipped, "find_archive", lambda lane, folder=None: tmp_path / "one.zip")
     write_archive(tmp_path / "one.zip", code)
     new = tmp_path / "kernels" / ("0" * 20)
     for module in (objects, library):
-        monkeypatch.setattr(module, "object_folder", lambda of=None: new)
+        monkeypatch.setattr(module, "get_object_folder", lambda of=None: new)
     monkeypatch.setattr(compilers, "CompilerPool", None)  # nobody may call it
     loaded = KernelLibrary(["add"], later=["run"])
     assert loaded.addresses["add"] and loaded.warning is None
     assert read_checksummed(new / "add.o") == code["add"] and not (new / "run.o").exists()
-    assert symbol("add") in code["add"].decode("latin1")
+    assert get_symbol("add") in code["add"].decode("latin1")
 
 
 def test_lanes_are_told_apart_by_every_feature_in_the_sources():

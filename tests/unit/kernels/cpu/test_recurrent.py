@@ -61,7 +61,7 @@ class Run(NamedTuple):
         for store, old in zip(stores, self.old, strict=True):
             store.put_state(0, 0, old)
         spans = [SequenceSpan(store, 3, np.zeros(n, int), n) for store, n in zip(stores, self.counts, strict=True)]
-        return say(ReferenceBuilder(spans, {}, 100)), np.stack([store.state(0, 0, self.shape) for store in stores])
+        return say(ReferenceBuilder(spans, {}, 100)), np.stack([store.get_state(0, 0, self.shape) for store in stores])
 
     def kernel(self, call, name: str, parts: int, in_memory, **arguments) -> tuple[np.ndarray, np.ndarray]:
         """Return outputs and new states of the kernel; in_memory(state) arranges a state as kernels do."""
@@ -202,7 +202,7 @@ def moved(builder: ReferenceBuilder) -> ReferenceBuilder:
     """Make the sequences' states number 1, stored as number 0."""
     for span in builder._spans:
         store = span.store
-        store.state = lambda layer, number, shape, store=store: ReferenceCache.state(store, layer, 0, shape)
+        store.get_state = lambda layer, number, shape, store=store: ReferenceCache.get_state(store, layer, 0, shape)
         store.put_state = lambda layer, number, state, store=store: ReferenceCache.put_state(store, layer, 0, state)
     return builder
 

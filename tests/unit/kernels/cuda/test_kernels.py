@@ -92,7 +92,7 @@ def test_a_fused_norm_and_rope_equal_both_kernels(is_interleaved):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
-BIAS = SimpleNamespace(vector=lambda: normal(20, seed=3))
+BIAS = SimpleNamespace(read_vector=lambda: normal(20, seed=3))
 ELEMENTWISE = {  # the verb as a function of x and z, and the kernel's further arguments
     "add": (lambda x, z: twin.add(x, z), {}),
     "multiply": (lambda x, z: twin.multiply(x, z), {}),
@@ -102,7 +102,7 @@ ELEMENTWISE = {  # the verb as a function of x and z, and the kernel's further a
     "gelu": (lambda x, z: twin.gelu(x), {}),
     "relu_squared": (lambda x, z: twin.relu_squared(x), {}),
     "sigmoid": (lambda x, z: twin.sigmoid(x), {}),
-    "softplus": (lambda x, z: twin.softplus(x, BIAS), {"bias": vector(BIAS.vector())}),
+    "softplus": (lambda x, z: twin.softplus(x, BIAS), {"bias": vector(BIAS.read_vector())}),
     "scale": (lambda x, z: twin.scale(x, 0.3), {"factor": 0.3}),
     "clamp": (lambda x, z: twin.clamp(x, 1.5), {"limit": 1.5}),
     "softcap": (lambda x, z: twin.softcap(x, 2.5), {"cap": 2.5}),

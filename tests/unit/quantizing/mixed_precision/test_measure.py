@@ -220,7 +220,7 @@ def test_harm_is_measured_by_groups_of_matrices(monkeypatch: pytest.MonkeyPatch)
             calls.append(("plan_reuse", [(int(probe[0]), len(probe)) for probe in probes], groups))
             return "filled", ["past 0", "past 1"]
 
-        def logits(self, matrices: Any, probes: Any, threads: int, past: Any) -> Any:
+        def compute_logits(self, matrices: Any, probes: Any, threads: int, past: Any) -> Any:
             return type(matrices).__name__, getattr(matrices, "_coarse", None), len(probes), threads, past
 
     def divergence(base: Any, surveyed_needs: Any, threads: int) -> float:

@@ -40,7 +40,10 @@ def test_candidate_types_fit_the_rows(columns: int):
     assert offered == (of_super_blocks if columns % 256 == 0 else []) + (of_blocks if columns % 32 == 0 else [])
     for name in offered:
         block, nbytes = size_of(name)
-        assert columns % block == 0 and Sensitivity("x", 7 * columns, {}).bytes(name) == 7 * columns // block * nbytes
+        assert (
+            columns % block == 0
+            and Sensitivity("x", 7 * columns, {}).count_bytes(name) == 7 * columns // block * nbytes
+        )
 
 
 def test_a_types_cost_is_its_error_and_the_rounding_of_inputs():
@@ -72,7 +75,7 @@ def test_matrices_of_two_layers_are_measured_together():
 
 
 def test_the_rest_of_the_budget_is_spent_where_it_helps_most():
-    sizes = {name: Sensitivity("x", 256, {}).bytes(name) for name in ("Q2_K", "Q4_K", "Q6_K")}
+    sizes = {name: Sensitivity("x", 256, {}).count_bytes(name) for name in ("Q2_K", "Q4_K", "Q6_K")}
     errors = {"Q2_K": 1.0, "Q4_K": 0.1, "Q6_K": 0.01}
     needs = [
         Sensitivity("a", 256, errors, harm=1.0),
@@ -126,7 +129,7 @@ def test_only_matrices_whose_type_changes_are_encoded_again(monkeypatch):
                 encoded.process(job, name * 2)
                 encoded._on_matrix(name)
 
-    calibration.forward, calibration.logits = forward, lambda *given: given
+    calibration.forward, calibration.compute_logits = forward, lambda *given: given
     monkeypatch.setattr(
         corrected.MatrixEncoder, "encode_matrix", lambda encoded, job, inputs, format: EncodedMatrix(format, inputs)
     )
@@ -184,7 +187,7 @@ def test_choosing_types_measures_adjustable_matrices_and_refines_the_plan(monkey
         "source", request, lambda given: given.nbytes - 100, 3, on_progress, checked, "compiling"
     )
     assert chosen == by_need.MixedPrecision({"a": "Q2_K"}, 0.25, 2.0, 1.0)
-    fitting = {"file_size": 900, "other_bytes": 1010 - need.bytes("Q4_K"), "size_with": 1010}
+    fitting = {"file_size": 900, "other_bytes": 1010 - need.count_bytes("Q4_K"), "size_with": 1010}
     assert calls[:3] == [request, (plan, ["t"]), (calibration, widener, 3, on_progress)]
     assert calls[3].options.formats == {"a": "Q2_K"}
     assert calls[4] == (calibration, [need], fitting, widener, 3, checked)

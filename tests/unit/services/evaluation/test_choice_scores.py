@@ -12,7 +12,7 @@ import localllm
 from localllm.errors import UsageError
 from localllm.files.choice_tasks import BinaryTasks, ChoiceTask, parse_hellaswag, parse_winogrande
 from localllm.services.evaluation.choice_scores import ChoiceScore, TaskResult, plan_task, score_tasks, select_tasks
-from localllm.services.evaluation.scores import mcnemar_p_value, wilson_interval
+from localllm.services.evaluation.scores import compute_mcnemar_p_value, compute_wilson_interval
 
 HELLASWAG = "hello world\n{}\nhello hello\nworld\nwor rld hello\nrld\n"
 WINOGRANDE = '{}, hello _ {},world,"rld ""x""",{}'
@@ -159,16 +159,18 @@ def test_accuracy_has_standard_error_and_wilson_interval():
     results = [TaskResult(0, [0.0] * 4, 0, True), TaskResult(1, [0.0] * 2, 1, False), TaskResult(2, [0.0] * 2, 0, True)]
     score = ChoiceScore("multiple-choice", tuple(results))
     assert (score.correct, score.accuracy, score.chance) == (2, 2 / 3, 3 / 8)
-    assert score.error(score.accuracy) == pytest.approx(sqrt(2 / 9 / 2))
-    assert wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)  # Newcombe 1998, table I
-    assert wilson_interval(0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
-    assert wilson_interval(0, 0) == (0.0, 1.0)
+    assert score.estimate_error(score.accuracy) == pytest.approx(sqrt(2 / 9 / 2))
+    assert compute_wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)  # Newcombe 1998, table I
+    assert compute_wilson_interval(0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
+    assert compute_wilson_interval(0, 0) == (0.0, 1.0)
     assert (
-        mcnemar_p_value(0, 5) == pytest.approx(2 / 32)
-        and mcnemar_p_value(3, 3) == 1.0
-        and mcnemar_p_value(8, 2) == pytest.approx(112 / 1024)
+        compute_mcnemar_p_value(0, 5) == pytest.approx(2 / 32)
+        and compute_mcnemar_p_value(3, 3) == 1.0
+        and compute_mcnemar_p_value(8, 2) == pytest.approx(112 / 1024)
     )
-    assert mcnemar_p_value(2000, 2100) == pytest.approx(0.122065, abs=1e-6)  # 2 ** 4100 is too large for a float
+    assert compute_mcnemar_p_value(2000, 2100) == pytest.approx(
+        0.122065, abs=1e-6
+    )  # 2 ** 4100 is too large for a float
 
 
 # ---- the command
@@ -183,7 +185,7 @@ def test_perplexity_scores_hellaswag_winogrande_and_binary_tasks(tiny: str, tmp_
     assert code == 0 and facts["tasks"] == 2 and {result["task"] for result in facts["results"]} == {0, 1}
     assert facts["correct"] == sum(result["is_correct"] for result in facts["results"]) <= 1
     code, out, _ = cli("perplexity", "-m", tiny, "-f", tmp_path / "h", "--hellaswag", "--hellaswag-tasks", 2)
-    low, high = (100 * bound for bound in wilson_interval(facts["correct"], 2))
+    low, high = (100 * bound for bound in compute_wilson_interval(facts["correct"], 2))
     assert out == f"HellaSwag = {50 * facts['correct']:.8f}% [{low:.4f}%, {high:.4f}%] (2 tasks)\n"
     code, out, _ = cli("perplexity", tiny, tmp_path / "w", "--winogrande")
     assert out in (f"Winogrande = {share} ± 0.0000 (1 task)\n" for share in ("0.0000", "100.0000"))

@@ -36,7 +36,7 @@ from localllm.services.evaluation.scores import (
     Comparison,
     Prediction,
     add_bos,
-    kl_divergence,
+    compute_kl_divergence,
     log_sum_exp,
     split_chunks,
 )
@@ -157,19 +157,23 @@ def test_divergence_equals_its_formula(vocab, scale):
     assert log_sum == pytest.approx(log(np.exp(logits.astype(np.float64) - 100).sum()) + 100, rel=1e-7)
     p, q = log_softmax(base), log_softmax(logits)
     exact = float((np.exp(p) * (p - q))[p > -16].sum())
-    assert kl_divergence(p.astype(np.float32), logits, log_sum, work) == pytest.approx(exact, rel=1e-5, abs=2e-5)
+    assert compute_kl_divergence(p.astype(np.float32), logits, log_sum, work) == pytest.approx(
+        exact, rel=1e-5, abs=2e-5
+    )
 
 
 def test_very_unlikely_tokens_do_not_count():
     """Cut off as llama-perplexity does, whose files keep no more."""
     base, logits = np.array([0, -16.5, -15.5], np.float32), np.array([0, -1e7, -1e7], np.float32)
-    assert kl_divergence(base, logits, 0.0, np.empty(3, np.float32)) == pytest.approx(exp(-15.5) * 1e7, rel=1e-3)
+    assert compute_kl_divergence(base, logits, 0.0, np.empty(3, np.float32)) == pytest.approx(
+        exp(-15.5) * 1e7, rel=1e-3
+    )
 
 
 def test_tokens_missing_from_a_base_do_not_count():
     logits, work = np.zeros(500, np.float32), np.empty(500, np.float32)
-    assert kl_divergence(np.full(500, -16, np.float32), logits, 2.0, work) == 0
-    assert kl_divergence(np.full(500, -15.99, np.float32), logits, 2.0, work) < -5e-4
+    assert compute_kl_divergence(np.full(500, -16, np.float32), logits, 2.0, work) == 0
+    assert compute_kl_divergence(np.full(500, -15.99, np.float32), logits, 2.0, work) < -5e-4
 
 
 def test_a_comparison_reports_all_its_figures():
@@ -177,7 +181,7 @@ def test_a_comparison_reports_all_its_figures():
     nll, base = generator.uniform(0, 5, (2, 1000))
     kld = generator.uniform(0, 1, 1000)
     change, same = np.exp(-nll) - np.exp(-base), np.arange(1000) % 4 > 0
-    known = Comparison().plus(nll=nll, base_nll=base, kld=kld, change=change, same_top=same)
+    known = Comparison().add_chunk(nll=nll, base_nll=base, kld=kld, change=change, same_top=same)
     facts = json.loads(json.dumps(known.to_dict()))
     assert (facts["chunks"], facts["tokens"]) == (1, 1000)
     assert facts["base"]["perplexity"] == pytest.approx(exp(base.mean()))
@@ -195,7 +199,7 @@ def test_a_comparison_reports_all_its_figures():
 
 
 def test_perplexity_is_never_infinite():
-    assert Prediction().plus(nll=np.full(3, 1e6)).perplexity[0] < float("inf")
+    assert Prediction().add_chunk(nll=np.full(3, 1e6)).perplexity[0] < float("inf")
 
 
 # ---- the file of logits ---------------------------------------------------------------------------------------------

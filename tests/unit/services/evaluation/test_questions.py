@@ -3,7 +3,7 @@
 import pytest
 
 from localllm.errors import UsageError
-from localllm.services.evaluation.questions import GRADERS, Questions, require_gradable
+from localllm.services.evaluation.questions import GRADERS, QuestionSet, require_gradable
 from localllm.services.records.lines import Record
 from localllm.services.tools.confined_python import describe_obstacle
 
@@ -70,6 +70,6 @@ def test_an_invalid_json_schema_is_refused():
 
 
 def test_a_wrong_cut_answer_is_quoted_in_its_reason():
-    questions = Questions([Record(1, {"prompt": "a", "answer": "b"})], "exact", "q.jsonl")
+    questions = QuestionSet([Record(1, {"prompt": "a", "answer": "b"})], "exact", "q.jsonl")
     result = {"id": 1, "error": "cut", "output": '{"a": ', "input": {"prompt": "a", "answer": "b"}}
     assert questions.grade([result]) == {1: "cut: '{\"a\": '"}

@@ -282,7 +282,7 @@ def test_six_tries_without_a_byte_give_up(repository: Any, serve):
 def test_a_short_reply_is_retried(repository: Any, monkeypatch):
     """Detect a reply that ends early without an error."""
     parts = [DATA[:30], b"", DATA[30:]]
-    monkeypatch.setattr(repository, "_pieces", lambda file, start, end: iter([parts.pop(0)]))
+    monkeypatch.setattr(repository, "_stream_range", lambda file, start, end: iter([parts.pop(0)]))
     assert repository.read(FILE, 0, 100) == DATA
     assert repository.told == ["the hub sent fewer bytes than it announced"] * 2
 

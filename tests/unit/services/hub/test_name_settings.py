@@ -126,7 +126,7 @@ def test_switching_the_model_of_a_chat_applies_the_new_names_settings(models: Pa
 
     def stand_in(conversation: Any, name: str, open_model: Any) -> None:
         opened = list[Any]()
-        first = NameSettings.of(name)
+        first = NameSettings.load(name)
         talk: Any = Talk(first.generation, first.system)
         switch = make_opener(talk, name, lambda name, engine, template: opened.append((name, engine.context)))
         for other in ("mario", "luigi", "base"):

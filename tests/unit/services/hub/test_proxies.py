@@ -80,14 +80,14 @@ def test_an_http_server_is_reached_through_a_proxy(environment):
     user = base64.b64encode(b"me:s p").decode()
     with proxy(b'HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n{"data": 1}') as (place, asked):
         environment(HTTP_PROXY=f"http://me:s%20p@{place}")
-        assert Endpoint.of("http://gpu.example:8000", "key").get("/models") == {"data": 1}
+        assert Endpoint.parse("http://gpu.example:8000", "key").get("/models") == {"data": 1}
     [head] = [one.decode() for one in asked]
     assert head.startswith("GET http://gpu.example:8000/v1/models HTTP/1.1\r\nHost: gpu.example:8000\r\n")
     assert f"Proxy-Authorization: Basic {user}" in head and "Authorization: Bearer key" in head
     with pytest.raises(
         EndpointError, match=r"cannot be reached through HTTP_PROXY, http://127\.0\.0\.1:\d+: "
     ) as error:
-        Endpoint.of("http://gpu.example:8000").get("/models")
+        Endpoint.parse("http://gpu.example:8000").get("/models")
     assert "s p" not in str(error.value) and "s%20p" not in str(error.value)
 
 
@@ -95,7 +95,7 @@ def test_an_https_server_is_reached_through_a_tunnel(environment):
     with proxy(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n") as (place, asked):
         environment(HTTPS_PROXY=f"http://{place}")
         with pytest.raises(EndpointError, match=r"through HTTPS_PROXY, .*407 Proxy Authentication Required"):
-            Endpoint.of("https://gpu.example", "key").get("/models")
+            Endpoint.parse("https://gpu.example", "key").get("/models")
     assert asked[0].startswith(b"CONNECT gpu.example:443 HTTP/1.") and b"key" not in asked[0]
 
 

@@ -159,7 +159,7 @@ def test_broken_connections_are_resumed(hub, models, has_ranges):
     hub.cuts = [length, 1000, 0, 70_000, 200_001, length - 1] if has_ranges else [length, 1000, 0, 70_000, 200_001]
     reasons: list[str] = []
     watcher = PullProgress()
-    watcher.interrupted = reasons.append
+    watcher.report_interruption = reasons.append
     assert pull_tiny(watcher=watcher).received == length
     assert len(reasons) >= 4
     assert stored_files() == {f"{REPOSITORY}/Tiny-Q4_K_M.gguf": models[0]}
@@ -620,7 +620,7 @@ def steps(monkeypatch, tmp_path) -> list[object]:
 
 def test_pull_fetches_the_header_then_the_missing_files(steps, tmp_path):
     watcher = PullProgress()
-    watcher.looking = lambda what: steps.append(f"looking at {what}")  # type: ignore[method-assign]
+    watcher.report_lookup = lambda what: steps.append(f"looking at {what}")  # type: ignore[method-assign]
     result = pull_model(reference_to("hf:tiny/T:x"), watcher)
     assert result == PullResult(tmp_path / "tiny/T/a/1.gguf", 35, 13)
     assert steps == [
@@ -657,7 +657,7 @@ def test_a_stored_file_is_recognized_by_size_and_hash(tmp_path):
     """Do not read a file of another size."""
     target, heard = tmp_path / "x", list[object]()
     watcher = PullProgress()
-    watcher.checking = lambda *checks: heard.append(checks)  # type: ignore[method-assign]
+    watcher.report_check = lambda *checks: heard.append(checks)  # type: ignore[method-assign]
     file = RemoteFile("folder/x", 3, hashlib.sha256(b"abc").hexdigest())
     assert not service.is_downloaded(file, target, watcher)
     for data, stored, checks in ((b"ab", False, 0), (b"abcd", False, 0), (b"abd", False, 1), (b"abc", True, 1)):

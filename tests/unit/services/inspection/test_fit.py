@@ -40,34 +40,34 @@ def nbytes(*shape: int) -> int:
 
 
 def test_costs_count_the_weights_that_a_token_reads():
-    apart = MatrixCosts.of(tensors(EMBEDDING, OUTPUT, *LAYER))
+    apart = MatrixCosts.from_tensors(tensors(EMBEDDING, OUTPUT, *LAYER))
     assert apart == MatrixCosts(nbytes(100, 64) + nbytes(64, 64), 64 * 64, 6400)  # of the embedding one row
-    assert MatrixCosts.of(tensors(EMBEDDING, *LAYER)) == apart  # which is the output matrix, too
-    routed = MatrixCosts.of(tensors(EMBEDDING, OUTPUT, *LAYER, EXPERTS), 2)
+    assert MatrixCosts.from_tensors(tensors(EMBEDDING, *LAYER)) == apart  # which is the output matrix, too
+    routed = MatrixCosts.from_tensors(tensors(EMBEDDING, OUTPUT, *LAYER, EXPERTS), 2)
     assert routed.weight_bytes == apart.weight_bytes + 2 * nbytes(32, 64)
     assert (routed.per_token, routed.per_logits) == (64 * 64 + 2 * 32 * 64, 6400)
-    shared = MatrixCosts.of(tensors(EMBEDDING, OUTPUT, *LAYER, ("blk.0.ffn_up_shexp.weight", (32, 64))), 2)
+    shared = MatrixCosts.from_tensors(tensors(EMBEDDING, OUTPUT, *LAYER, ("blk.0.ffn_up_shexp.weight", (32, 64))), 2)
     assert shared.per_token == 64 * 64 + 32 * 64  # all tokens go there
 
 
 def test_only_stacked_expert_tensors_count_as_experts():
     """Count matrices with an expert's name, and other stacks, for every token."""
-    usual = MatrixCosts.of(tensors(EMBEDDING, OUTPUT))
+    usual = MatrixCosts.from_tensors(tensors(EMBEDDING, OUTPUT))
     named, stack = ("blk.0.ffn_up_exps.weight", (32, 64)), ("blk.0.ffn_up.weight", (2, 32, 64))
     for tensor in (named, stack):
-        costs = MatrixCosts.of(tensors(EMBEDDING, OUTPUT, tensor), 2)
+        costs = MatrixCosts.from_tensors(tensors(EMBEDDING, OUTPUT, tensor), 2)
         assert costs.weight_bytes == usual.weight_bytes + nbytes(*tensor[1])
         assert (costs.per_token, costs.per_logits) == (np.prod(tensor[1]), 6400)
-    assert MatrixCosts.of(tensors(EMBEDDING, OUTPUT, EXPERTS)) == usual
+    assert MatrixCosts.from_tensors(tensors(EMBEDDING, OUTPUT, EXPERTS)) == usual
 
 
 def test_the_number_of_used_experts_is_read_from_the_metadata():
     file: Any = SimpleNamespace(
         tensors=tensors(EMBEDDING, OUTPUT, EXPERTS), metadata={"general.architecture": "x", "x.expert_used_count": 3}
     )
-    assert MatrixCosts.of_file(file) == MatrixCosts.of(file.tensors, 3)
+    assert MatrixCosts.from_file(file) == MatrixCosts.from_tensors(file.tensors, 3)
     file.metadata = {"general.architecture": "y"}
-    assert MatrixCosts.of_file(file).per_token == 0
+    assert MatrixCosts.from_file(file).per_token == 0
 
 
 def test_fit_estimates_memory_and_tokens_per_second():
@@ -87,8 +87,8 @@ def test_fit_estimates_memory_and_tokens_per_second():
 
 
 def test_the_longest_context_fills_the_memory():
-    states, kind = [PagedState(0, 2, 16, 16)], KVType.of("f16")
-    h: Any = SimpleNamespace(context=1000, states=lambda: states)
+    states, kind = [PagedState(0, 2, 16, 16)], KVType.parse("f16")
+    h: Any = SimpleNamespace(context=1000, list_states=lambda: states)
     for tokens in (0, 1, 63, 64, 65, 500, 999, 1000):
         room = count_cache_bytes(states, tokens, kind)
         most = max(n for n in range(1001) if count_cache_bytes(states, n, kind) <= room)

@@ -15,7 +15,7 @@ from localllm.errors import ModelError, UsageError
 from localllm.quant.formats import BY_NAME
 from localllm.services.inspection import inspect
 from localllm.services.inspection.inspect import inspect_model
-from localllm.services.inspection.validate import Validity
+from localllm.services.inspection.validate import ValidationResult
 
 
 def test_inspect_reports_all_facts_of_a_model(tmp_path: Path):
@@ -64,7 +64,7 @@ def test_each_step_of_the_check_can_fail(monkeypatch: pytest.MonkeyPatch, fails:
     for name in ("require_finite_weights", "require_template"):
         monkeypatch.setattr(inspect, name, lambda file, name=name: look(name, file))
     h: Any = SimpleNamespace()
-    checked = inspect.check_thoroughly(SimpleNamespace(), Validity(h, None))  # type: ignore[arg-type]
+    checked = inspect.check_thoroughly(SimpleNamespace(), ValidationResult(h, None))  # type: ignore[arg-type]
     assert (checked.hyperparameters, str(checked.problem)) == (h, "it is not") and looked[-1] == fails
 
 
@@ -93,7 +93,7 @@ def test_inspect_explains_why_a_file_cannot_run(
     problem: ModelError | None, tensors: dict[str, int], reason: str | None
 ):
     file: Any = SimpleNamespace(path="a.gguf", tensors=tensors)
-    assert inspect.describe_problem(file, Validity(None, problem)) == reason
+    assert inspect.describe_problem(file, ValidationResult(None, problem)) == reason
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_inspect_tells_what_a_model_computes_of_a_text(
     monkeypatch: pytest.MonkeyPatch, bidirectional: bool, fills: bool, pooling: str, expected: str
 ):
     """Generative models may compute embeddings, too, if the file says so."""
-    monkeypatch.setattr(inspect, "HyperparameterReader", SimpleNamespace(of=lambda file: file))
+    monkeypatch.setattr(inspect, "HyperparameterReader", SimpleNamespace(from_file=lambda file: file))
     monkeypatch.setattr(inspect, "read_pooling", lambda fields: {"file": "last", "bare": None}[fields])
     h: Any = SimpleNamespace(bidirectional=bidirectional, fills=fills, pooling=pooling)
     assert inspect.describe_reader("file", h) == expected and inspect.describe_reader("file", None) is None  # type: ignore[arg-type]
@@ -182,7 +182,7 @@ def test_memory_is_listed_for_doubling_contexts(
 ):
     heard = list[Any]()
     monkeypatch.setattr(inspect, "count_cache_bytes", lambda *arguments: heard.append(arguments) or 3 * arguments[1])
-    h: Any = SimpleNamespace(context=trained, states=lambda: "states")
+    h: Any = SimpleNamespace(context=trained, list_states=lambda: "states")
     rows = inspect.list_memory(h, 1000, KVType(), asked)
     assert rows == [{"context": n, "cache_bytes": 3 * n, "total_bytes": 1000 + 3 * n} for n in lengths]
     assert heard == [("states", n, KVType()) for n in lengths]
@@ -201,8 +201,8 @@ def test_mtp_layers_are_reported_with_their_bytes(
         def __init__(self, tensors: Any):
             assert tensors == "tensors"
 
-        def block(self, layer: int) -> Any:
-            return SimpleNamespace(all=lambda: blocks.get(layer, []))
+        def get_layer(self, layer: int) -> Any:
+            return SimpleNamespace(list_all=lambda: blocks.get(layer, []))
 
     functions = {"read": print, "forward": print} | ({"draft": print} if has_guess else {})
     module = SimpleNamespace(**functions)

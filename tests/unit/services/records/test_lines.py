@@ -247,18 +247,17 @@ class Maker:
 
 def test_cached_embeddings_are_not_computed_again(job: EmbedJob):
     cache, make = VectorCache(job, 3), Maker()
-    first = cache.vectors(["aa", "b"], make)
+    first = cache.embed(["aa", "b"], make)
     assert first.tolist() == [[2, 97, 1.5], [1, 98, 1.5]] and cache.found == 0
-    assert cache.vectors(["b", "ccc", "aa"], make).tolist() == [[1, 98, 1.5], [3, 99, 1.5], [2, 97, 1.5]]
+    assert cache.embed(["b", "ccc", "aa"], make).tolist() == [[1, 98, 1.5], [3, 99, 1.5], [2, 97, 1.5]]
     assert make.asked == [["aa", "b"], ["ccc"]] and cache.found == 2
     again = VectorCache(job, 3)
-    assert again.vectors(["ccc", "aa", "b"], make).tolist() == [[3, 99, 1.5], [2, 97, 1.5], [1, 98, 1.5]]
+    assert again.embed(["ccc", "aa", "b"], make).tolist() == [[3, 99, 1.5], [2, 97, 1.5], [1, 98, 1.5]]
     assert len(make.asked) == 2 and again.found == 3
     double = VectorCache(job, 3)
-    assert double.vectors(["d", "d"], make).tolist() == [[1, 100, 1.5]] * 2
+    assert double.embed(["d", "d"], make).tolist() == [[1, 100, 1.5]] * 2
     assert (
-        VectorCache(job, 3).vectors(["d", "aa"], make).tolist() == [[1, 100, 1.5], [2, 97, 1.5]]
-        and len(make.asked) == 3
+        VectorCache(job, 3).embed(["d", "aa"], make).tolist() == [[1, 100, 1.5], [2, 97, 1.5]] and len(make.asked) == 3
     )
 
 
@@ -268,7 +267,7 @@ def test_an_unwritable_cache_is_ignored(job: EmbedJob, monkeypatch: pytest.Monke
 
     monkeypatch.setattr("localllm.services.search.embed.write_checksummed", full)
     cache, make = VectorCache(job, 3), Maker()
-    assert cache.vectors(["a"], make).tolist() == cache.vectors(["a"], make).tolist() and len(make.asked) == 1
+    assert cache.embed(["a"], make).tolist() == cache.embed(["a"], make).tolist() and len(make.asked) == 1
 
 
 def test_each_model_and_option_has_its_own_cache(job: EmbedJob, tmp_path: Path):

@@ -17,7 +17,7 @@ from localllm.generation.tools.tool_grammar import Tool, ToolUse
 from localllm.services.records.lines import PromptBuilder, Record
 from localllm.services.remote import http
 from localllm.services.remote import model as remote_model
-from localllm.services.remote.dialect import DIALECTS, OTHER, Dialect, OutputFormat, build_request
+from localllm.services.remote.dialect import DIALECTS, OTHER, OutputFormat, ServerDialect, build_request
 from localllm.services.remote.http import Endpoint, EndpointError
 from localllm.services.remote.mapping import AT_ONCE, RemoteMapping, make_success
 from localllm.services.remote.model import RemoteAnswer, RemoteModel, StreamedResponse, fetch_context_length
@@ -108,7 +108,7 @@ ON, OFF = ({"chat_template_kwargs": {"enable_thinking": value}} for value in (Tr
         ("high", OTHER, {"reasoning_effort": "high"}), ("off", OTHER, None), ("on", OTHER, None),
     ],
 )  # fmt: skip
-def test_think_has_the_fields_of_each_server(think: str, dialect: Dialect, asked: dict[str, Any] | None):
+def test_think_has_the_fields_of_each_server(think: str, dialect: ServerDialect, asked: dict[str, Any] | None):
     options = GenerationOptions(think=think)
     if asked is None:
         with pytest.raises(UsageError, match="think is not available with this endpoint"):
@@ -205,12 +205,12 @@ def test_whole_answers_are_parsed_and_invalid_ones_are_empty():
     message = {"content": "Hi", "reasoning_content": "Hm"}
     logprobs = {"content": [{"logprob": -1.0}, {"logprob": -2}, {"logprob": None}, 5]}
     reply = {"message": message, "finish_reason": "eos", "logprobs": logprobs}
-    assert RemoteAnswer.of(reply, {"completion_tokens": 2}) == RemoteAnswer("Hi", "Hm", "stop", -1.5, True, 2)
-    assert RemoteAnswer.of({"text": "x", "message": {"reasoning": "y"}}, None) == RemoteAnswer("x", "y", "length")
-    assert RemoteAnswer.of({}, {"completion_tokens": None}).completion_tokens == 0
-    assert RemoteAnswer.of({"finish_reason": 7, "logprobs": None}, None) == RemoteAnswer("", "", "7")
+    assert RemoteAnswer.parse(reply, {"completion_tokens": 2}) == RemoteAnswer("Hi", "Hm", "stop", -1.5, True, 2)
+    assert RemoteAnswer.parse({"text": "x", "message": {"reasoning": "y"}}, None) == RemoteAnswer("x", "y", "length")
+    assert RemoteAnswer.parse({}, {"completion_tokens": None}).completion_tokens == 0
+    assert RemoteAnswer.parse({"finish_reason": 7, "logprobs": None}, None) == RemoteAnswer("", "", "7")
     for odd in (5, {"message": 5}, {"logprobs": {"content": None}}, {"logprobs": 5}):
-        assert RemoteAnswer.of(odd, {}) == RemoteAnswer("", "", "length")
+        assert RemoteAnswer.parse(odd, {}) == RemoteAnswer("", "", "length")
 
 
 # ---- addresses, and servers that are busy
@@ -222,7 +222,7 @@ def test_whole_answers_are_parsed_and_invalid_ones_are_empty():
      ("http://a/b", "http://a/b"), ("http://[::1]:80", "http://[::1]:80/v1")],
 )  # fmt: skip
 def test_addresses_are_completed_to_the_api(address: str, url: str):
-    assert Endpoint.of(address).url == url
+    assert Endpoint.parse(address).url == url
 
 
 @pytest.mark.parametrize(
@@ -232,16 +232,16 @@ def test_addresses_are_completed_to_the_api(address: str, url: str):
 )  # fmt: skip
 def test_invalid_addresses_are_refused(address: str):
     with pytest.raises(UsageError) as failure:
-        Endpoint.of(address)
+        Endpoint.parse(address)
     expected = "endpoint must be the URL of a server, such as http://127.0.0.1:8000/v1, not "
     assert str(failure.value) == f"{expected}{address!r}"
 
 
 def test_keys_must_be_printable_ascii():
-    assert Endpoint.of("http://a", "sk-1 2").key == "sk-1 2"
+    assert Endpoint.parse("http://a", "sk-1 2").key == "sk-1 2"
     for key in ("a\nb", "é", "\x7f"):
         with pytest.raises(UsageError, match="printable ASCII"):
-            Endpoint.of("http://a", key)
+            Endpoint.parse("http://a", key)
 
 
 def test_the_key_and_path_are_sent():
@@ -252,7 +252,7 @@ def test_the_key_and_path_are_sent():
         reply_with(200, b"{}")(handler, number)
 
     with serve_reactions(react) as (url, asked):
-        assert Endpoint.of(f"{url}/deep", "k").post("/x", {"a": "ö"}) == Endpoint.of(url).post("/y", 1) == {}
+        assert Endpoint.parse(f"{url}/deep", "k").post("/x", {"a": "ö"}) == Endpoint.parse(url).post("/y", 1) == {}
     (path, headers), (second, bare) = seen
     assert (path, second, asked) == ("/deep/x", "/v1/y", [{"a": "ö"}, 1])
     assert headers["authorization"] == "Bearer k" and headers["content-type"] == "application/json"
@@ -264,7 +264,7 @@ def record_waits(status: int, monkeypatch: pytest.MonkeyPatch, **headers: str) -
     seconds = list[float]()
     monkeypatch.setattr(http, "sleep", seconds.append)
     with serve_reactions(reply_with(status, b"{}", **headers)) as (url, asked), pytest.raises(EndpointError):
-        Endpoint.of(url).post("/x", 1)
+        Endpoint.parse(url).post("/x", 1)
     assert len(asked) == len(seconds) + 1
     return seconds
 
@@ -299,18 +299,18 @@ def test_refusals_of_a_server_are_explained(
 ):
     body = json.dumps({"error": error}).encode()
     with serve_reactions(reply_with(status, body)) as (url, _), pytest.raises(kind, match=message):
-        Endpoint.of(url, key).post("/x", 1)
+        Endpoint.parse(url, key).post("/x", 1)
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>busy</html>", b"[1]", b"7", b"\xff", b"[" * 100_000])
 def test_replies_that_are_no_json_objects_are_refused(body: bytes):
     """Accept any body of a refusal."""
     with serve_reactions(reply_with(200, body)) as (url, _), pytest.raises(EndpointError) as failure:
-        Endpoint.of(url).post("/x", 1)
+        Endpoint.parse(url).post("/x", 1)
     shown = repr(body[:60].decode(errors="replace"))
     assert str(failure.value) == f"{url}/v1 sent an invalid JSON object: {shown}"
     with serve_reactions(reply_with(404, body)) as (url, _), pytest.raises(EndpointError) as failure:
-        Endpoint.of(url).post("/x", 1)
+        Endpoint.parse(url).post("/x", 1)
     assert str(failure.value) == f"{url}/v1 rejected the request (404): the server gave no reason"
 
 
@@ -338,7 +338,7 @@ class ScriptedEndpoint:
             raise reply
         return reply
 
-    def events(self, path: str, body: Any) -> Iterator[Any]:
+    def stream_events(self, path: str, body: Any) -> Iterator[Any]:
         yield from self.post(path, body)
 
 

@@ -125,6 +125,6 @@ def test_a_kernel_that_refuses_raises(kernel, tmp_path: Path, fails: int):
 @pytest.mark.parametrize(("reported", "version"), [(-1, 0), (0, 0), (1, 1), (9, 9)])
 def test_the_landlock_version_is_0_where_unsupported(kernel, monkeypatch, reported: int, version: int):
     kernel(reported)
-    assert confined.landlock_version() == version
+    assert confined.get_landlock_version() == version
     monkeypatch.setattr(confined.sys, "platform", "darwin")
-    assert confined.landlock_version() == 0
+    assert confined.get_landlock_version() == 0

@@ -27,8 +27,8 @@ def test_a_wrong_program_fails_with_its_reason():
 def test_stderr_of_a_program_is_bounded(monkeypatch):
     """Bound endless output and endless lines."""
     kept = list[int]()
-    text = PipeReader.text
-    monkeypatch.setattr(PipeReader, "text", lambda self: kept.append(len(self._data)) or text(self))
+    text = PipeReader.get_text
+    monkeypatch.setattr(PipeReader, "get_text", lambda self: kept.append(len(self._data)) or text(self))
     program = "import sys\nfor _ in range(400): sys.stderr.write('x' * 9999 + '\\n')\nsys.exit('the end')"
     outcome = run_confined(program)
     assert (outcome.passed, outcome.reason, max(kept)) == (False, "the end", confined_python.MAX_STDERR)

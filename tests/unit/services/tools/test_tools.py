@@ -138,7 +138,7 @@ def test_run_executes_commands_of_windows(home: Path):
         run_command({"command": f'echo begun& "{sys.executable}" -c "import time; time.sleep(50)"'}, [str(home)], 3)
 
 
-@pytest.mark.skipif(not confined.landlock_version(), reason="needs Linux with Landlock")
+@pytest.mark.skipif(not confined.get_landlock_version(), reason="needs Linux with Landlock")
 def test_confined_commands_cannot_write_outside_their_folders(home: Path):
     secret, other = home.parent / "secret.txt", home.parent / "other"
     other.mkdir()
@@ -224,12 +224,12 @@ def test_a_tool_that_appears_later_can_be_allowed_beforehand(tmp_path: Path, mon
     monkeypatch.setattr(ConsentTerminal, "open", lambda: None)
     tools = [OfferedTool(Tool(name), lambda arguments: "") for name in ("s__a", "s__b")]
     box = Toolbox(tools, current=lambda: [*tools], may_offer=lambda name: name.startswith("s__"))
-    calls = ToolCallRunner.of(box, ["s__a", "s__c"], 5, None, ExitStack())
+    calls = ToolCallRunner.create(box, ["s__a", "s__c"], 5, None, ExitStack())
     tools += [OfferedTool(Tool(name), lambda arguments: "") for name in ("s__c", "s__d")]
     use = calls.refresh(GenerationOptions()).tools
     assert use is not None and [tool.name for tool in use.tools] == ["s__a", "s__c"]
     with pytest.raises(UsageError, match="unknown tool 't__c'"):
-        ToolCallRunner.of(box, ["t__c"], 5, None, ExitStack())
+        ToolCallRunner.create(box, ["t__c"], 5, None, ExitStack())
 
 
 @pytest.mark.parametrize(

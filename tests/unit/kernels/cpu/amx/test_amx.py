@@ -35,7 +35,7 @@ from localllm.engine.cpu import lowering as engine_cpu
 from localllm.engine.cpu import lowering as engine_tiles
 from localllm.engine.cpu.lowering import count_attention_scratch
 from localllm.engine.lower import header
-from localllm.engine.lower.header import Header, SequenceSpan
+from localllm.engine.lower.header import RunHeader, SequenceSpan
 from localllm.engine.lower.tape import Buffer
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels import cpu, machine
@@ -305,7 +305,7 @@ def test_integer_activations_are_made_for_few_tokens_only():
     store = SimpleNamespace(addresses=(0, 0, 0))
     most = cpu.MIN_ALL_TILES - 1
     for tokens, few in ((1, 1), (most, most), (most + 1, 0), (512, 0)):
-        header = Header()
+        header = RunHeader()
         header.fill([SequenceSpan(store, 0, np.zeros(tokens, np.int64), 1)], True, np.zeros((1, 1), np.float32))
         assert header.few_counts.tolist() == [few, 1]
 

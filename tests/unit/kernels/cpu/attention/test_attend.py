@@ -346,9 +346,9 @@ def test_rotations_span_the_largest_common_power_of_two(dims, block):
 
 
 def test_cache_types_of_keys_and_values_are_parsed():
-    assert storage.KVType.of("q8_0") == ("q8_0", "q8_0")
-    assert storage.KVType.of("k=q8_0,v=q4_0") == storage.KVType.of("v=q4_0,k=q8_0") == ("q8_0", "q4_0")
-    assert storage.KVType.of("v=q4_1") == ("f16", "q4_1")
+    assert storage.KVType.parse("q8_0") == ("q8_0", "q8_0")
+    assert storage.KVType.parse("k=q8_0,v=q4_0") == storage.KVType.parse("v=q4_0,k=q8_0") == ("q8_0", "q4_0")
+    assert storage.KVType.parse("v=q4_1") == ("f16", "q4_1")
 
 
 @pytest.mark.parametrize(
@@ -356,7 +356,7 @@ def test_cache_types_of_keys_and_values_are_parsed():
 )
 def test_unknown_cache_types_are_refused(wrong):
     with pytest.raises(UsageError, match="k=q8_0,v=q4_0"):
-        storage.KVType.of(wrong)
+        storage.KVType.parse(wrong)
 
 
 # ---- the plan -------------------------------------------------------------------------------------------------------

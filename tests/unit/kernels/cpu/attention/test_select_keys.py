@@ -201,7 +201,7 @@ def test_attention_on_a_gpu_sees_selected_keys_only():
 
 def test_keys_of_an_indexer_are_rotated_when_tokens_move(model_path):
     engine = Engine(GGUFFile.open(model_path("glm_dsa")), EngineOptions(1, 64, "f32", "reference"))
-    states = engine.hyperparameters.states()
+    states = engine.hyperparameters.list_states()
     rotated = find_rotations(engine.operations, states)
     engine.close()
     assert rotated.keys() == set(states)

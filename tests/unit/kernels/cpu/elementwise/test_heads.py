@@ -8,7 +8,7 @@ import pytest
 from kernel_calls import caller, count, for_any_parts, normal, output, padded, vector, written
 from simulated import launch
 
-from localllm.arch.verbs import Hashing
+from localllm.arch.verbs import NgramHash
 from localllm.engine.lower.header import SequenceSpan
 from localllm.engine.operations.registry import ReferenceBuilder
 from tests.unit.kernels.cpu.test_recurrent import weight
@@ -139,7 +139,7 @@ def test_columns_of_ids_are_hashed_up_to_an_end_token(call, builder):
     for length in (2, 3):
         products = before[:, :length].astype(object) * factors[:length]
         expected = np.array([reduce(xor, row) % 97 + 101 for row in products])
-        hashing = Hashing(factors[:length], 97, 101, 299)
+        hashing = NgramHash(factors[:length], 97, 101, 299)
         np.testing.assert_array_equal(builder.embed_hashed(weight(table), tokens, hashing)[:, 0], expected)
         for run, how in ((call, 1), (call, 3), (launch, TOKENS)):
             y, x = np.full(TOKENS + 1, -1), padded(tokens)

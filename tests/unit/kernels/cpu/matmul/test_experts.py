@@ -59,7 +59,7 @@ def call():
 
 def exact_choice(scores: np.ndarray, routing: Routing, bias: np.ndarray | None) -> SelectedExperts:
     """Route by the reference's verb."""
-    weight: Any = None if bias is None else type("Bias", (), {"vector": lambda self: bias})()
+    weight: Any = None if bias is None else type("Bias", (), {"read_vector": lambda self: bias})()
     return ReferenceBuilder.route(None, scores, routing, weight)  # type: ignore[arg-type]
 
 
@@ -108,7 +108,7 @@ def known_experts(tokens: int, routing: Routing) -> tuple[np.ndarray, np.ndarray
     table = np.stack([random.permutation(routing.experts)[: routing.used] for _ in range(40)])
     ids = random.integers(0, len(table), tokens)
     builder: Any = type("Ids", (), {"ids": ids})()
-    weight: Any = type("Table", (), {"whole": lambda self: table})()
+    weight: Any = type("Table", (), {"read_integers": lambda self: table})()
     expected = ReferenceBuilder.route(builder, 2 * normal(tokens, routing.experts), routing, None, weight)
     return ids, table, (expected.experts, expected.weights)
 
