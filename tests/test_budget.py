@@ -6,13 +6,13 @@ from project import ROOT
 # Lines of Python. A package that becomes larger than its row by more than 2 %, or smaller by more than 5 %, fails:
 # change the row in the same commit, whose message says what the lines are for and what older ones they replace.
 BUDGET = {
-    "localllm/arch": 12_500,
+    "localllm/arch": 12_820,
     "localllm/cli": 12_250,
     "localllm/compat": 1_345,
     "localllm/convert": 8_365,
     "localllm/engine": 11_910,
     "localllm/files": 3_710,
-    "localllm/generation": 13_510,
+    "localllm/generation": 13_790,
     "localllm/images": 347,
     "localllm/kernels": 17_900,
     "localllm/quantizing": 4_390,

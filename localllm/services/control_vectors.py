@@ -135,6 +135,6 @@ def write_control_vector(path: str | os.PathLike[str], arch: str, directions: np
         "general.architecture": "controlvector", "controlvector.model_hint": arch,
         "controlvector.layer_count": np.int32(len(directions)),
     }  # fmt: skip
-    tensors = [OutputTensor.of(f"direction.{layer}", vector) for layer, vector in enumerate(directions, 1)]
+    tensors = [OutputTensor.from_array(f"direction.{layer}", vector) for layer, vector in enumerate(directions, 1)]
     write_gguf(path, metadata, tensors)
     return directions.nbytes

@@ -267,7 +267,7 @@ def list_changes(receipt: Receipt, model: "Model", on_progress: OnProgress | Non
     new_hashes = [file["sha256"][:16] for file in identify_files(model, on_progress)]
     if old_hashes != new_hashes:
         lines.append(f"the model differs: its SHA-256 was {', '.join(old_hashes)}…, is now {', '.join(new_hashes)}…")
-    additions = {"lora": adapters_of(model), "control_vectors": describe_vectors(model)}
+    additions = {"lora": describe_adapters(model), "control_vectors": describe_vectors(model)}
     for name, described in additions.items():
         recorded: list[dict[str, object]] = receipt["opening"].get(name, [])
         if [each.get("digest") for each in recorded] != [each["digest"] for each in described]:

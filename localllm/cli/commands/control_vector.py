@@ -86,7 +86,7 @@ def read_states(reader: "StateReader", prompts: "list[Prompt]", line: ProgressLi
     try:
         for outputs in reader.read(prompts):
             states.append(outputs)
-            line.show(f"reading: {remaining.after(len(states))}")
+            line.show(f"reading: {remaining.describe(len(states))}")
     finally:
         line.clear()
     stacked = np.stack(states)

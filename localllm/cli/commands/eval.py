@@ -89,8 +89,8 @@ def eval(
         system = options.read_system_message(ask.system, ask.system_file)
         job = MapJob(
             path, PromptBuilder(ask.prompt, None, system, first=opening.get_first_messages(model, is_remote=False)),
-            options.build_generation_options(None, own), 1, True, engine.context, engine.threads, engine.cache.format_types(),
-            ask.chat_template, json_as_text=True, **engine.adapters.absolute_fields(),
+            options.build_generation_options(None, own), 1, True, engine.context, engine.threads,
+            engine.cache.format_types(), ask.chat_template, json_as_text=True, **engine.adapters.absolute_fields(),
         )  # fmt: skip
         if warning := warn_missing_template(path, ask.chat_template):
             say(f"localllm: warning: {model}: {warning}; choose one with --chat-template")

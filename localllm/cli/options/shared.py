@@ -246,7 +246,7 @@ class AdapterGroup:
 
     def absolute_fields(self) -> dict[str, Any]:
         """Return the fields with absolute paths, for other processes."""
-        found = self.fields()
+        found = self.to_fields()
         for name in ("lora", "control_vectors"):
             found[name] = tuple((os.path.abspath(path), scale) for path, scale in found[name])
         return found

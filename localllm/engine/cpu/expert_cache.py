@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from localllm.engine.cpu.read_ahead import BLOCK, Locate, Read, ReadAhead, Request, list_reads, round_to_blocks
-from localllm.engine.lower.tape import Buffer, Step
+from localllm.engine.lower.tape import Buffer, KernelStep
 from localllm.errors import MemoryLimitError
 from localllm.kernels.table import EXPERT
 from localllm.system.memory import MemoryRegion
@@ -35,7 +35,7 @@ class ExpertStack:
         view: the stack in the mapped file, uint8 [experts, rows, bytes of a row].
     """
 
-    step: Step
+    step: KernelStep
     view: np.ndarray
     path: str
     offset: int
@@ -212,9 +212,9 @@ class ExpertCache:
                     self._release(mixture, number)
 
 
-def find_mixtures(steps: Sequence[Step], locate: Locate) -> list[Mixture]:
+def find_mixtures(steps: Sequence[KernelStep], locate: Locate) -> list[Mixture]:
     """Return the mixtures of a tape whose stacks are in the mapped file; steps: with stages."""
-    writers, planned = dict[int, Step](), dict[int, tuple[Router | None, int]]()  # by the buffer's id
+    writers, planned = dict[int, KernelStep](), dict[int, tuple[Router | None, int]]()  # by the buffer's id
     found = dict[int, tuple[Buffer, np.ndarray, list[ExpertStack]]]()
     for step in steps:
         view = step.arguments.get("weights")
@@ -228,7 +228,7 @@ def find_mixtures(steps: Sequence[Step], locate: Locate) -> list[Mixture]:
     return [Mixture(*each, *planned[active]) for active, each in found.items()]
 
 
-def find_router(plan: Step, writers: Mapping[int, Step]) -> Router | None:
+def find_router(plan: KernelStep, writers: Mapping[int, KernelStep]) -> Router | None:
     """Return the router of a mixture, or None if its weights are not float32; writers: of buffers so far, by id."""
     route = writers.get(id(plan.arguments["chosen"]))
     product = writers.get(id(route.arguments.get("logits"))) if route else None

@@ -18,7 +18,14 @@ from localllm.engine.cpu.kernel_variants import VariantTable
 from localllm.engine.cpu.low_rank import AdaptedLinear, NarrowLinear, fuse_updates
 from localllm.engine.lower.activation import ALL, WANTED, Activation, RoutedRows, RowSet
 from localllm.engine.lower.steps import StepBuilder
-from localllm.engine.lower.tape import SCRATCH_BYTES, Buffer, KernelAddress, KernelCall, ScratchAddress, compute_row_bytes
+from localllm.engine.lower.tape import (
+    SCRATCH_BYTES,
+    Buffer,
+    KernelAddress,
+    KernelCall,
+    ScratchAddress,
+    compute_row_bytes,
+)
 from localllm.engine.operations.attention import Attend, WriteKV
 from localllm.engine.operations.experts import ExpertLinear
 from localllm.engine.operations.key_selection import SelectKeys
@@ -192,7 +199,7 @@ def lower_linear(steps: StepBuilder, operation: Linear, target: CpuTarget) -> No
 def lower_narrow_linear(steps: StepBuilder, operation: NarrowLinear, target: CpuTarget) -> None:
     """Append the product with a matrix of few rows, in enough parts for all threads."""
     product = build_product_call(steps, operation, target)
-    arguments, parts = product.arguments | target.scratch(product.scratch), max(2 * target.threads, 4)
+    arguments, parts = product.arguments | target.build_scratch_arguments(product.scratch), max(2 * target.threads, 4)
     steps.append(product.kernel, arguments, parts, product.reads, [product.y])
 
 
@@ -212,7 +219,7 @@ def lower_adapted_linear(steps: StepBuilder, operation: AdaptedLinear, target: C
     arguments = {"count": product.arguments["count"], **calls, "product_words": len(indices), "y_at": indices.y}
     arguments |= {"scratch_at": indices.scratch, "rows": operation.output.columns, "b_bytes": width}
     arguments |= {"slice_rows": TILE_SLABS * SLICE_UNIT if target.uses_tiles else 4 * SLICE_UNIT}
-    arguments |= {"product_scratch": offset} | target.scratch(offset + product.scratch)
+    arguments |= {"product_scratch": offset} | target.build_scratch_arguments(offset + product.scratch)
     parts = count_parts(weight.tensor.nbytes, target.threads)
     steps.append("adapted_linear", arguments, parts, [*product.reads, *reads], [product.y])
     if bias is not None:

@@ -28,7 +28,7 @@ from localllm.engine.cpu.read_ahead import (
     list_reads,
     round_to_blocks,
 )
-from localllm.engine.lower.tape import Step, TapeSlice, assign_stages, get_product_arguments, slice_steps
+from localllm.engine.lower.tape import KernelStep, TapeSlice, assign_stages, get_product_arguments, slice_steps
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.system.memory import allocate_large
 
@@ -174,7 +174,7 @@ class WeightStorage:
     plan: StreamPlan | None = None
     disk_rate: float = 0.0
 
-    def place(self, steps: Sequence[Step]) -> PlacedWeights | None:
+    def place(self, steps: Sequence[KernelStep]) -> PlacedWeights | None:
         """Replace the matrices of steps by views of new memory, or return None if all matrices fit.
 
         Raises MemoryLimitError.
@@ -210,7 +210,7 @@ def measure_disk(slices: Sequence[Slice]) -> float:
         ahead.join()
 
 
-def place_weights(steps: Sequence[Step], locate: Locate, budget: int) -> PlacedWeights | None:
+def place_weights(steps: Sequence[KernelStep], locate: Locate, budget: int) -> PlacedWeights | None:
     """Place matrices in at most `budget` bytes: replace those of the steps by views of new memory.
 
     steps: with stages; locate: finds a matrix in its file. Returns None if all fit in the budget. Raises
@@ -246,7 +246,7 @@ def divide_budget(budget: int, dense: int, largest: int) -> int:
 
 
 def list_experts(
-    pieces: Sequence[TapeSlice], steps: Sequence[Step], mixtures: Sequence[Mixture]
+    pieces: Sequence[TapeSlice], steps: Sequence[KernelStep], mixtures: Sequence[Mixture]
 ) -> tuple[list[list[Mixture]], list[list[tuple[Mixture, int]]]]:
     """Return `chosen` and `stacks` of PlacedWeights."""
     of_step = {id(stack.step): (each, index) for each in mixtures for index, stack in enumerate(each.stacks)}
@@ -310,7 +310,7 @@ def allocate(size: int) -> np.ndarray:
         raise MemoryLimitError(f"{size / 1e9:.2f} GB of memory for weights cannot be allocated") from None
 
 
-def find_matrix(step: Step, locate: Locate) -> Matrix | None:
+def find_matrix(step: KernelStep, locate: Locate) -> Matrix | None:
     """Return the matrix of a step that is a dense product; None for other steps and for small matrices."""
     if not step.kernel.startswith(("linear", "adapted_linear")):
         return None

@@ -51,7 +51,7 @@ class AddLowRank(Update, MatrixOperation):
     VERB = "add_low_rank"
 
     def lower(self, steps: StepBuilder, target: Target) -> None:
-        scratch = target.scratch(MAX_ROWS * compute_row_bytes(self.inputs[1].columns))
+        scratch = target.build_scratch_arguments(MAX_ROWS * compute_row_bytes(self.inputs[1].columns))
         self.append(steps, target, self.find_kernel(target), self.list_weights(target) | scratch)
 
     def find_kernel(self, target: Target) -> str:

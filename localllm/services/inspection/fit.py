@@ -211,7 +211,8 @@ def describe_file(
         "projector_bytes": projector, "adapter_bytes": adapters, "weight_bytes_per_token": costs.weight_bytes,
         "context": h.context, "working_bytes": WORKING_BYTES, "available_bytes": available,
         "bandwidth_gbs": bandwidth / 1e9,
-        "longest": {kind: find_longest_context(h, nbytes, KVType.parse(kind), available) for kind in kinds}, "rows": rows,
+        "longest": {kind: find_longest_context(h, nbytes, KVType.parse(kind), available) for kind in kinds},
+        "rows": rows,
     }  # fmt: skip
 
 
@@ -266,7 +267,9 @@ def iter_local_names() -> Iterator[str]:
     """Yield the names of local models, including the built-in one and those of other programs."""
     built_in = [model.name for model in catalogue.load_registry().values() if not model.repository]
     on_disk = [model.name for model in catalogue.list_models_on_disk() if model.is_whole and not model.kind]
-    yield from dict.fromkeys([*built_in, *on_disk, *(model.name for model in find_models(catalogue.find_shortest_name))])
+    yield from dict.fromkeys(
+        [*built_in, *on_disk, *(model.name for model in find_models(catalogue.find_shortest_name))]
+    )
 
 
 def describe_model_file(name: str, context: int, kv_type: str, bandwidth: float, on_read: OnRead) -> FitRow:

@@ -80,7 +80,7 @@ def build_request(options: GenerationOptions, form: OutputFormat, dialect: Serve
     return request
 
 
-def build_scales(lora: Mapping[str, float], dialect: Dialect) -> list[dict[str, object]]:
+def build_scales(lora: Mapping[str, float], dialect: ServerDialect) -> list[dict[str, object]]:
     """Build the field for adapters. Raises UsageError for a name where the server knows ids only."""
     if dialect.name not in ("localllm", "llama-server"):
         raise make_unsupported_error("lora", dialect)

@@ -17,7 +17,7 @@ import h11
 from localllm.errors import LocalllmError, UsageError
 from localllm.server import http as wire
 from localllm.server import model_pool as model_pool
-from localllm.server.http import ClientDisconnectedError, EventStream, Limits, format_event, run_until_disconnect
+from localllm.server.http import ClientDisconnectedError, ClientLimits, EventStream, format_event, run_until_disconnect
 from localllm.server.listener import IdleTimeoutProtocol, ShutdownOptions, bind_tcp, bind_unix, create_listener
 from localllm.server.service import get_next_before, merge_streams
 

@@ -282,13 +282,13 @@ def test_options_common_to_all_apis_are_parsed():
     ([{"name": "poet", "scale": 2}], {"poet": 2}), ({"poet": 0.5, "1": 0}, {"poet": 0.5, "1": 0}),
 ])  # fmt: skip
 def test_adapters_are_parsed_in_all_forms(lora: Any, scales: Any):
-    assert parse_options(Body({"lora": lora}), None, None).lora == scales
+    assert parse_options(RequestBody({"lora": lora}), None, None).lora == scales
 
 
 @pytest.mark.parametrize("lora", ["poet", 1, [1], [{"scale": 1}], [{"id": True}], {"poet": "x"}, {"poet": None}])
 def test_adapters_in_other_forms_are_refused(lora: Any):
     with pytest.raises(UsageError, match="lora must be an array of objects with id"):
-        parse_options(Body({"lora": lora}), None, None)
+        parse_options(RequestBody({"lora": lora}), None, None)
 
 
 @pytest.mark.parametrize(("fields", "think"), [

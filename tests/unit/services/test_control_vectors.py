@@ -31,7 +31,7 @@ def reference_states(path, ids: list[int]) -> np.ndarray:
     """Return the outputs of all layers for the last token in NumPy, float32 [layers, width]."""
     file = GGUFFile.open(path)
     family, h = load_architecture(file)
-    builder = ReferenceBuilder([SequenceSpan(ReferenceCache(KVType.of("f32")), 0, np.array(ids), 1)], {}, h.context)
+    builder = ReferenceBuilder([SequenceSpan(ReferenceCache(KVType.parse("f32")), 0, np.array(ids), 1)], {}, h.context)
     builder.layer_inputs = dict.fromkeys(range(1, h.layers + 1))
     family.forward(builder, Weights(file.tensors), h)
     return np.stack([builder.layer_inputs[layer][-1] for layer in range(1, h.layers + 1)])

@@ -276,8 +276,8 @@ def test_the_counted_size_of_an_adapter_is_what_gets_allocated(format):
     weights = GpuWeights(SimpleNamespace(capability=(8, 0), allocate=allocated.append), [], None)
     weights._upload_planes = weights._upload_rows = lambda *arguments: None
     for low_rank in adapter.low_ranks.values():
-        weights.address(rename_matrix(low_rank.a, 0))
-        weights.address(transpose_rows(low_rank.b, 0, low_rank.b.shape[0], 0))
+        weights.get_address(rename_matrix(low_rank.a, 0))
+        weights.get_address(transpose_rows(low_rank.b, 0, low_rank.b.shape[0], 0))
     sizes = add_adapters(GpuSizes([10, 20], 30), [adapter])
     assert sizes == GpuSizes([10, 20 + sum(allocated[:2])], 30 + sum(allocated[2:])) and min(allocated) > 0
 

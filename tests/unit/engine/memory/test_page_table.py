@@ -106,7 +106,7 @@ class World:
         names = [["pages", "windows"] if end > last - WINDOW else ["pages"] for _, end in pieces]
         if all({*needed} <= {*some.table.list_sections(*piece)} for piece, needed in zip(pieces, names, strict=True)):
             for piece, needed in zip(pieces, names, strict=True):
-                twin.table.put(*piece, {name: some.table.part(name, *piece) for name in needed})
+                twin.table.put(*piece, {name: some.table.copy_section(name, *piece) for name in needed})
             assert twin.table.truncate(last) == last
             twin.tokens = some.tokens[:]
 

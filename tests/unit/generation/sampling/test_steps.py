@@ -14,7 +14,14 @@ from tiny_model import write_tiny_model
 import localllm
 from localllm.errors import LocalllmError, UsageError
 from localllm.generation.sampling import steps
-from localllm.generation.sampling.candidates import MAX_MU, Breakers, Candidates, History, SamplerState, update_mu
+from localllm.generation.sampling.candidates import (
+    MAX_MU,
+    Candidates,
+    SamplerState,
+    SequenceBreakers,
+    TokenHistory,
+    update_mu,
+)
 from localllm.generation.sampling.options import DEFAULTS, LETTERS, OPTIONS, SamplingOptions, parse_sampler_letters
 from localllm.generation.sampling.sampler import Sampler, list_active_steps, read_recommended
 from localllm.generation.sampling.steps import STEPS

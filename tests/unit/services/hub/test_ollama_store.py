@@ -150,7 +150,7 @@ def test_a_damaged_layer_is_refused_by_name(write_name: Put, cli, kind: str, con
 def test_a_layer_as_large_as_the_limit_is_read(write_name: Put):
     write_name("large", system=b" " * MAX_LAYER)
     stored = find_stored("large")
-    assert stored is not None and stored.text("system") == " " * MAX_LAYER
+    assert stored is not None and stored.read_text("system") == " " * MAX_LAYER
 
 
 def test_other_names_have_no_messages(write_name: Put, tiny: str):
