@@ -119,7 +119,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 def cli(capfdbinary, monkeypatch):
     """Return a function that runs the program in this process: arguments to (exit code, stdout, complaints)."""
 
-    def call(*arguments: object, stdin: bytes = b"") -> tuple[int, str, str]:
+    def call(*arguments: object, stdin: bytes = b"") -> tuple[str | int | None, str, str]:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         monkeypatch.setattr(sys, "argv", ["localllm", *map(str, arguments)])
         monkeypatch.setattr(main, "ignore_ctrl_c", lambda: None)

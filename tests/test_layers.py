@@ -116,7 +116,7 @@ def without_type_checking(source: str) -> str:
     blocks = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     lines = source.splitlines()
     for block in blocks:
-        lines[block.lineno - 1 : block.end_lineno] = [""] * (block.end_lineno - block.lineno + 1)  # type: ignore[operator]
+        lines[block.lineno - 1 : block.end_lineno] = [""] * (block.end_lineno - block.lineno + 1)
     return "\n".join(lines)
 
 

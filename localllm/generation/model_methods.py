@@ -435,7 +435,7 @@ class AsyncGeneration(Generic[Iterated]):
         """The answer; None before the first chunk was requested."""
         return self._generation
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
         if self._generation is None:

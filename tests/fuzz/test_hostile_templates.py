@@ -466,7 +466,7 @@ def test_a_rendering_ends_by_the_clock_or_by_bytes_made(monkeypatch: pytest.Monk
     limits.reset_limits()
     for value, size in ((["x"] * 7, 56), ("x" * 100, limits.sys.getsizeof("x" * 100)), (iter([1, 2]), 16)):
         before = limits._rendering.made
-        kept = limits.require_limited(value)
+        kept: Any = limits.require_limited(value)
         assert [*kept] and limits._rendering.made - before == size
 
 

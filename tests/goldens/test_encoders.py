@@ -266,7 +266,7 @@ def test_activations_of_short_texts_keep_16_bits(monkeypatch, format, long_is_pr
     reader, options = Bare(), EngineOptions(threads=3)
     reader.context = context
     weight = SimpleNamespace(tensor=SimpleNamespace(format=SimpleNamespace(name=format)))
-    operations: Any = [Linear((), None, weight, None), SimpleNamespace()]  # type: ignore[arg-type]
+    operations: Any = [Linear((), None, weight, None), SimpleNamespace()]
     read = reader._compile(operations, ["states"], options)
     assert given["places"].cache == (["states"], pages + 5, options.kv_cache_type, operations)
     assert len(given["places"].header.ids) == max(512, context)

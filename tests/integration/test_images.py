@@ -270,9 +270,9 @@ def test_the_least_recent_images_are_evicted(count: int, mega: float, left: int)
     from localllm.generation.image_encoder import EncodedImage, ImageEncoder
 
     eye, half = ImageEncoder.__new__(ImageEncoder), SimpleNamespace(rows=SimpleNamespace(nbytes=int(mega * 2**19)))
-    eye._cache = OrderedDict((number, EncodedImage([], [half, half])) for number in range(count))
+    eye._cache = OrderedDict((number.to_bytes(2), EncodedImage([], [half, half])) for number in range(count))
     eye._forget()
-    assert [*eye._cache] == [*range(count - left, count)]
+    assert [*eye._cache] == [number.to_bytes(2) for number in range(count - left, count)]
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ test_vision_encoder.py tests the positions of crops, test_image_cache.py their c
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,7 +67,8 @@ def test_models_without_crops_report_it(tmp_path, cli):
     with pytest.raises(UsageError, match="pan-and-scan is for Gemma 3's projectors, this one's type is idefics3"):
         localllm.open(path, threads=2, cache=False, pan_and_scan=True)
     messages = ["pan-and-scan is for Gemma 3", "no projector (mmproj-", "--pan-and-scan is not available with"]
-    for message, place in zip(messages, ([path], [path], ["--endpoint", "http://127.0.0.1:9"]), strict=True):
+    places: list[list[Any]] = [[path], [path], ["--endpoint", "http://127.0.0.1:9"]]
+    for message, place in zip(messages, places, strict=True):
         code, out, err = cli("run", *map(str, place), "-p", "What?", "--pan-and-scan")
         assert code != 0 and not out and message in err and err.count("\n") == 1
         (tmp_path / "mmproj.gguf").unlink(missing_ok=True)

@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -225,7 +226,7 @@ class Endless(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer) -> int:  # type: ignore[no-untyped-def]
+    def readinto(self, buffer) -> int:
         data = (self._piece * (len(buffer) // len(self._piece) + 1))[: len(buffer)]
         buffer[:] = data
         self.records_input += len(data)
@@ -420,7 +421,7 @@ SILENCE = b"localllm: waiting for input on stdin; use --no-stdin or </dev/null i
 def test_a_silent_stdin_is_reported(tiny: str, arguments: str):
     """Print one line after two seconds, and read what arrives later."""
     command = [*PROGRAM, *arguments.replace("TINY", tiny).split()]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, env=ENVIRONMENT, **pipes) as process:
         assert process.stderr.readline() == SILENCE
         out, _ = process.communicate(b"Hi\n", timeout=60)

@@ -8,7 +8,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import takewhile, zip_longest
 from typing import Any
 
@@ -47,7 +47,7 @@ LONG_PROMPT = (
 
 
 @pytest.fixture(scope="module")
-def opened(real_model) -> Callable[[str], localllm.Model]:
+def opened(real_model) -> Iterator[Callable[[str], localllm.Model]]:
     """Return a function that opens a real model by its name, once."""
     models = dict[str, localllm.Model]()
 

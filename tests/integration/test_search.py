@@ -233,7 +233,7 @@ def test_a_damaged_index_is_rebuilt(cli, folder: Path):
 def test_words_and_meaning_are_merged_by_rank(folder: Path, monkeypatch):
     """Prefer a passage that is second in both ranks to the first of one."""
     lines = ["ferry ferry", "ferry boat ship wagon", "quay", "tree"]
-    with PassageSearch([], FileFilter(), SearchModels(None), lines=lines) as search:  # type: ignore[arg-type]
+    with PassageSearch([], FileFilter(), SearchModels(None), lines=lines) as search:
         answers = {"embed": lambda self, texts, options: np.array([[1, 0]], np.float32)}
         search._embedder = type("Made", (), {**answers, "usual_role": lambda self, role: None})()
         cosines = {1: -0.1, 2: 0.8, 3: 0.9, 4: 0.0}

@@ -89,9 +89,9 @@ def test_openai_calls_tools_and_sends_results(gpt):
 
 
 def test_openai_parses_an_answer_by_a_schema(gpt):
-    pydantic = pytest.importorskip("pydantic")
+    from pydantic import BaseModel
 
-    class Person(pydantic.BaseModel):
+    class Person(BaseModel):
         is_old: bool
         sex: bool
 

@@ -75,8 +75,8 @@ def test_tokens_pass_a_proxy_one_by_one(proxy: Callable[[Path, int, int], list[s
 
     def made():
         model = scripted(tiny, {"count": ANSWER})
-        engine: Scripted = model.engine  # type: ignore[assignment]
-        engine.gate = gate  # type: ignore[assignment]
+        engine: Scripted = model.engine
+        engine.gate = gate
         return model
 
     with socket.socket() as probe:

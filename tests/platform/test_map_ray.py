@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from project import ROOT
@@ -52,7 +53,7 @@ def test_a_lost_node_loses_nothing(cluster):
     from localllm.services.records.map_ray import RayMapping
 
     ray_cluster, (lost, _) = cluster
-    results = {}
+    results = dict[str | int, dict[str, Any]]()
     mapping = RayMapping(job(builtin_model()), RECORDS, ray_cluster.address)
     for record, result in mapping:
         assert record.id not in results, "each is told once"

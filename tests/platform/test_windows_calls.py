@@ -167,7 +167,7 @@ def test_opened_files_may_be_renamed_meanwhile(windows: Windows, flags: int, acc
 def test_a_file_that_cannot_be_opened_is_named(windows: Windows, monkeypatch, handle: int | None):
     def failed(code: int) -> OSError:
         error = FileNotFoundError(code, "not there")
-        error.winerror = 2  # type: ignore[attr-defined]
+        error.winerror = 2
         return error
 
     monkeypatch.setattr(ctypes, "WinError", failed)
@@ -265,7 +265,7 @@ def test_long_paths_are_allowed_since_2017(windows: Windows, monkeypatch, versio
 def test_errors_that_mean_want_of_memory_are_known(number: int, winerror: int, wanting: bool):
     """Know ENOMEM; ERROR_NOT_ENOUGH_MEMORY, ERROR_OUTOFMEMORY, ERROR_COMMITMENT_LIMIT."""
     error = OSError(number, "x")
-    error.winerror = winerror  # type: ignore[attr-defined]
+    error.winerror = winerror
     assert memory.is_out_of_memory(error) == wanting
     assert not memory.is_out_of_memory(OSError(22, "x"))
 

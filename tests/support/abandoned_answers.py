@@ -196,7 +196,7 @@ def main(name: str, moment: str, *more: str) -> None:
     scenarios |= {"threads": threads, "tasks": tasks, "served": served, "embed": lambda model: embed(model, *more)}
     scenarios["forgotten"] = lambda model: forgotten(localllm.builtin_model())
     if moment == "locked":
-        forks.threading = SimpleNamespace(Lock=CollectingLock)  # type: ignore[assignment]
+        forks.threading = SimpleNamespace(Lock=CollectingLock)
     model = localllm.open(localllm.builtin_model())
     chat(model)  # kernels and imports, before garbage is collected so often
     if moment == "locked":

@@ -56,13 +56,8 @@ def read_all(variant: str, content: Mapping[str, Any]) -> dict[str, Any] | str:
     readings |= {f"factors.{name}": [float(each.sum()) for each in factors] for name, factors in h.factors.items()}
     readings |= {"tied": h.tied, "warnings": config.warnings}
     width, shapes = h.sizes["width"], spelled_out(facts_of(variant)["shapes"])
-    h = h.update(
-        {
-            "packed": detect_expert_packing(
-                {name: SimpleNamespace(shape=tuple(shape)) for name, shape in shapes.items()}, width
-            )
-        }
-    )
+    tensors: dict[str, Any] = {name: SimpleNamespace(shape=tuple(shape)) for name, shape in shapes.items()}
+    h = h.update({"packed": detect_expert_packing(tensors, width)})
     wanted = list_origins(family, h.sizes, h.tied)
     counts = Counter(re.sub(r"blk\.\d+\.", "*", name) + ("" if at.needed else "?") for name, at in wanted.items())
     readings |= {name: h.sizes["layers"] - count if "*" in name else "once" for name, count in counts.items()}

@@ -34,7 +34,7 @@ def halves(data: np.ndarray) -> np.ndarray:
 
 def codes_of(planes: dict[str, np.ndarray]) -> np.ndarray:
     """Assemble each weight's code from the bit planes: int64 [rows, units, 32], from zero up."""
-    total, place, byte = 0, 0, 8 * np.arange(4)
+    total, place, byte = np.zeros((), np.int64), 0, 8 * np.arange(4)
     if "bytes" in planes:
         return np.concatenate([integers(planes[key], "i1") for key in ("bytes", "last_bytes")], axis=-1)
     if "nibbles" in planes:

@@ -27,7 +27,7 @@ class FakeEngine:
     written = None
     hyperparameters = SimpleNamespace(arch="llama", start_token=None)
 
-    def __init__(self, vocab_size: int, say: Callable[[list[int]], int], context: int = 512):
+    def __init__(self, vocab_size: int, say: Callable[[list[int]], int | None], context: int = 512):
         """Set `say`, a function from all tokens so far to the next one."""
         self.vocab_size, self.context, self.runs = vocab_size, context, RunPlan()
         self.sequences: list[FakeSequence] = []
@@ -134,7 +134,7 @@ class FakeSequence:
             raise LocalllmError("this sequence is closed" if self.closed else "the model is closed")
 
 
-def saying(tokenizer: Tokenizer, *answers: str) -> Callable[[list[int]], int]:
+def saying(tokenizer: Tokenizer, *answers: str) -> Callable[[list[int]], int | None]:
     """Return a script for FakeEngine.
 
     The n-th "assistant" header of a ChatML conversation is followed by the n-th answer and the end token. Without any
@@ -143,7 +143,7 @@ def saying(tokenizer: Tokenizer, *answers: str) -> Callable[[list[int]], int]:
     scripts = [[*tokenizer.encode(answer), tokenizer.eos_id] for answer in answers]
     header = tokenizer.encode("<|im_start|>assistant\n", special=True)
 
-    def say(tokens: list[int]) -> int:
+    def say(tokens: list[int]) -> int | None:
         ends = [end for end in range(len(header), len(tokens) + 1) if tokens[end - len(header) : end] == header]
         number, said = (len(ends) - 1, len(tokens) - ends[-1]) if ends else (0, len(tokens) - 1)
         script = scripts[min(number, len(scripts) - 1)]

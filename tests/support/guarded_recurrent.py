@@ -30,7 +30,7 @@ def guarded_states(layout: StateLayout) -> np.ndarray:
 
 def run(name: str) -> None:
     """Run one sequence and two: prompts, further tokens, forks."""
-    engine = Engine(file_of(*MODELS[name], place=guarded_copy), EngineOptions(2, 512, "f16"))
+    engine = Engine(file_of(*MODELS[name], place=guarded_copy), EngineOptions(2, 512, "f16"))  # type: ignore[misc]
     layout = engine.backend.room.layout
     if layout:
         layout.zeros = guarded_copy(layout.zeros)

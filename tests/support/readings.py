@@ -54,7 +54,7 @@ def in_file(value: Any) -> Any:
 
 def changed(metadata: Metadata, key: str, value: Any) -> Metadata:
     """Return metadata with a value changed, or removed if None."""
-    more = {"rope.scaling.factor": FACTOR} if value == "yarn" else {}
+    more: dict[str, Any] = {"rope.scaling.factor": FACTOR} if value == "yarn" else {}
     if (key, value) == ("block_count", MANY):
         more = {name: None for name, each in metadata.items() if isinstance(each, np.ndarray)}
     return {k: v for k, v in {**metadata, **more, key: in_file(value)}.items() if v is not None}

@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
@@ -53,7 +53,11 @@ class Scripted(Talker):
         return [*self._tokenizer.encode(said, special=True), self._tokenizer.eos_id]
 
     def run(
-        self, requests: list[tuple[FakeSequence, list[int]]], logits: str, precise: bool, kernel_tokens: list[int]
+        self,
+        requests: Sequence[tuple[FakeSequence, Sequence[int]]],
+        logits: str,
+        precise: bool,
+        kernel_tokens: Sequence[int] = (),
     ) -> list[np.ndarray]:
         assert self.gate.wait(30)
         self.steps.append(tuple(len(ids) for _, ids in requests))

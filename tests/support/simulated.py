@@ -98,7 +98,7 @@ def release(lanes: list[Lane]) -> None:
         lane.waits_for = None
 
 
-simulator.BlockManager = Block
+simulator.BlockManager = Block  # type: ignore[misc]
 FakeCUDAModule.threadIdx = property(lambda module: getcurrent().place)
 FakeCUDAModule.blockIdx = property(lambda module: getcurrent().block)
 FakeCUDAModule.syncthreads = lambda module: getcurrent().wait("block")

@@ -35,4 +35,4 @@ class StrictRegion(MemoryRegion):
             assert system.mprotect(ctypes.c_void_p(self.address + first), ctypes.c_size_t(last - first), how) == 0
 
 
-cache.MemoryRegion = StrictRegion  # type: ignore[misc]
+cache.MemoryRegion = StrictRegion

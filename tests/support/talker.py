@@ -65,9 +65,9 @@ def open_talker(path: str, options: EngineOptions, chat_template: str | None = N
     """Open a scripted model; replaces api.open_with_options."""
     file = GGUFFile.open(path)
     tokenizer = api.load_tokenizer(file)
-    return api.Model(file, tokenizer, Talker(tokenizer, options.context or 4096), chat_template)  # type: ignore[arg-type]
+    return api.Model(file, tokenizer, Talker(tokenizer, options.context or 4096), chat_template)
 
 
 if __name__ == "__main__":
-    api.open_with_options = open_talker  # type: ignore[assignment]
+    api.open_with_options = open_talker
     main.main()

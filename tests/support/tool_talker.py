@@ -68,6 +68,6 @@ class ToolTalker(talker.Talker):
 
 if __name__ == "__main__":
     talker.Talker = ToolTalker  # type: ignore[misc]
-    api.open_with_options = talker.open_talker  # type: ignore[assignment]
+    api.open_with_options = talker.open_talker
     assert HEADER
     main.main()

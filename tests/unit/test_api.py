@@ -10,6 +10,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from project import ROOT
@@ -40,7 +41,7 @@ def test_help_describes_the_public_names():
 
 def test_a_missing_name_raises_attribute_error():
     with pytest.raises(AttributeError, match="module 'localllm' has no attribute 'nosuch'"):
-        localllm.nosuch  # type: ignore[attr-defined]  # noqa: B018
+        localllm.nosuch  # noqa: B018
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def model(tiny: str):
 
 def test_a_missing_attribute_of_an_answer_raises(model: localllm.Model):
     with pytest.raises(AttributeError, match=r"^'Generation' object has no attribute 'nosuch'$"):
-        model.generate("Hi", 1).nosuch  # type: ignore[attr-defined]  # noqa: B018
+        model.generate("Hi", 1).nosuch  # noqa: B018
 
 
 def test_signatures_list_the_options():
@@ -110,9 +111,9 @@ def test_one_text_is_embedded_as_one_vector(model: localllm.Model):
 
 
 @pytest.mark.parametrize("prompts", ["hi", b"hi", {"role": "user", "content": "Hi"}, 7])
-def test_map_refuses_anything_but_a_list_at_once(model: localllm.Model, prompts: object):
+def test_map_refuses_anything_but_a_list_at_once(model: localllm.Model, prompts: Any):
     with pytest.raises(localllm.UsageError, match=r"^prompts must be a list, not (str|bytes|dict|int)$"):
-        model.map(prompts, 2)  # type: ignore[arg-type]
+        model.map(prompts, 2)
 
 
 @pytest.mark.parametrize("copy", [pickle.dumps, deepcopy])
@@ -146,19 +147,19 @@ def test_deprecated_names_still_work(monkeypatch: pytest.MonkeyPatch):
     assert seen == [{"on_upload": print}]
     with localllm.open(localllm.builtin_model(), threads=1, cache=False) as model:
         with pytest.warns(DeprecationWarning, match=r"Model\.sight was renamed to Model\.vision"):
-            assert model.sight is model.vision  # type: ignore[attr-defined]
+            assert model.sight is model.vision
         with pytest.warns(DeprecationWarning, match=r"Model\.fills was renamed to Model\.is_diffusion"):
-            assert model.fills is model.is_diffusion is False  # type: ignore[attr-defined]
+            assert model.fills is model.is_diffusion is False
         with pytest.raises(AttributeError, match="'Model' object has no attribute 'nosuch'"):
-            _ = model.nosuch  # type: ignore[attr-defined]
+            _ = model.nosuch
         tokenizer, session, end = model.tokenizer, model.session, "<|im_end|>"
         with pytest.warns(DeprecationWarning, match=r"Tokenizer\.fragments was renamed to Tokenizer\.split_special"):
-            assert tokenizer.fragments(f"a{end}") == tokenizer.split_special(f"a{end}")  # type: ignore[attr-defined]
+            assert tokenizer.fragments(f"a{end}") == tokenizer.split_special(f"a{end}")
         with pytest.warns(DeprecationWarning, match=r"Tokenizer\.special_id was renamed to Tokenizer\.get_special_id"):
-            assert tokenizer.special_id(end) == tokenizer.get_special_id(end) is not None  # type: ignore[attr-defined]
+            assert tokenizer.special_id(end) == tokenizer.get_special_id(end) is not None
         for old, new in (("hold", "park"), ("go_on", "continue_with"), ("answers_one_text", "is_single_turn")):
             with pytest.warns(DeprecationWarning, match=rf"Session\.{old} was renamed to Session\.{new}"):
                 assert getattr(session, old) == getattr(session, new)
     with pytest.warns(DeprecationWarning, match="prompt_logprobs was renamed to compute_prompt_logprobs"):
-        assert logprobs.prompt_logprobs is logprobs.compute_prompt_logprobs  # type: ignore[attr-defined]
+        assert logprobs.prompt_logprobs is logprobs.compute_prompt_logprobs
     assert hasattr(Completion, "known") and not hasattr(logprobs, "nosuch")

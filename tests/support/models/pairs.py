@@ -4,6 +4,7 @@ import hashlib
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from checkpoint import write_json, write_safetensors
@@ -14,9 +15,9 @@ from .numbers import Numbers
 
 PROSE = Path(__file__).resolve().parents[1] / "prose.txt"
 MERGES = 250
-TEXT = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 3,
+TEXT: dict[str, Any] = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 3,
         "max_position_embeddings": 24, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}  # fmt: skip
-VISION = {"hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 3, "num_attention_heads": 4,
+VISION: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 3, "num_attention_heads": 4,
           "image_size": 56, "patch_size": 14, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}  # fmt: skip
 OUT = 32
 TEXTS = [

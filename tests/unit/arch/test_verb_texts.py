@@ -111,7 +111,7 @@ def of_pictures(activation: str = "gelu", exact: bool = False) -> Any:
     (of_pictures("gelu_quick"), "multiply(x, sigmoid(scale(x, 1.702)))"),
 ])  # fmt: skip
 def test_encoders_apply_their_activation_function(h: Any, says: str):
-    assert apply_activation(Teller(), h, "x") == says  # type: ignore[arg-type]
+    assert apply_activation(Teller(), h, "x") == says
 
 
 def test_encoders_recognize_swapped_and_gated_feed_forward():
@@ -276,7 +276,7 @@ class Numbers(Teller):
 def test_each_head_is_multiplied_by_its_factor(dim: int):
     x, factors = np.arange(2.0 * 3 * dim).reshape(2, -1) + 1, np.arange(6.0).reshape(2, 3) + 1
     expected = (x.reshape(2, 3, dim) * factors[:, :, None]).reshape(2, -1)
-    np.testing.assert_array_equal(scale_heads(Numbers(), x, factors, 3, dim), expected)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(scale_heads(Numbers(), x, factors, 3, dim), expected)
 
 
 def test_mpt_clamps_and_normalizes_only_if_its_file_says_so():
@@ -335,7 +335,7 @@ def test_mtp_layers_are_blocks_like_the_others(monkeypatch: pytest.MonkeyPatch, 
 
 
 def pooling(kind: str, bidirectional: bool = True, head_gelu: bool = False) -> Any:
-    before = Hyperparameters.before_head.fget(SimpleNamespace(bidirectional=bidirectional))  # type: ignore[attr-defined]
+    before = Hyperparameters.before_head.fget(SimpleNamespace(bidirectional=bidirectional))
     return SimpleNamespace(pooling=kind, before_head=before, head_gelu=head_gelu, norm_of_head=0.25)
 
 
@@ -362,7 +362,7 @@ def test_pooling_applies_heads_and_ignores_their_unused_tensors(
 
 def test_reranking_needs_a_head():
     with pytest.raises(ModelError, match=r"^the model has no tensor cls\.output\.weight$"):
-        pool_texts(Teller(), weights(), pooling("rank"), "x")  # type: ignore[arg-type]
+        pool_texts(Teller(), weights(), pooling("rank"), "x")
 
 
 def test_pooling_types_are_read_by_number():
@@ -400,7 +400,7 @@ def test_newline_embeddings_must_have_the_width_of_rows():
     whole = CuttingRules(((2, 2),), True)
     for name in ("v.image_newline", "model.image_newline"):
         w = Weights({name: tensor(name, 3)})
-        assert find_newline(w, CuttingRules(), 3).name == name and get_newline_values(w, whole, 3).tolist() == [0, 1, 2]  # type: ignore[union-attr]
+        assert find_newline(w, CuttingRules(), 3).name == name and get_newline_values(w, whole, 3).tolist() == [0, 1, 2]
         with pytest.raises(ModelError, match=r"must have the shape \[4\] \(found \[3\]\)"):
             find_newline(w, whole, 4)
     assert (

@@ -133,7 +133,7 @@ def weights() -> Weights:
 
 
 def names(*found: Weight | None) -> list[str | None]:
-    return [weight and weight.name for weight in found]
+    return [None if weight is None else weight.name for weight in found]
 
 
 def test_weights_are_found_by_name_in_a_layer_or_outside(weights: Weights):

@@ -178,7 +178,7 @@ def test_amounts_are_parsed_with_units(text: str, number: int):
     ({}, []), ({"context": 5}, ["-c"]), ({"threads": 5}, ["-t"]), ({"device": "cpu"}, ["--device"]),
     ({"gpu_layers": "0"}, ["-ngl"]), ({"cache": options.CacheGroup(keys="f32")}, ["--kv-type"]),
     ({"context": 5, "threads": 1, "cache": options.CacheGroup(kv_type="q8_0")}, ["-c", "-t", "--kv-type"]),
-    ({"adapters": options.AdapterGroup(lora=[[("a.gguf", 1.0)]])}, ["--lora"]),  # type: ignore[list-item]
+    ({"adapters": options.AdapterGroup(lora=[[("a.gguf", 1.0)]])}, ["--lora"]),
 ])  # fmt: skip
 def test_engine_options_are_ignored_with_an_endpoint(more: dict[str, Any], left: list[str]):
     usual = {"cache": options.CacheGroup(), "rope": RopeGroup(), "adapters": options.AdapterGroup()}
@@ -200,7 +200,7 @@ def test_an_endpoint_takes_its_key_from_a_file_or_the_environment(tmp_path: Path
         monkeypatch.setenv("LOCALLLM_API_KEY", variable)
         assert one_shot.read_api_key(None) == known
     with pytest.raises(UsageError, match="fast is not available with --endpoint: the server sets it"):
-        one_shot.open_remote(None, None, None, ray=False, fast=True)  # type: ignore[arg-type]
+        one_shot.open_remote(None, None, None, ray=False, fast=True)
 
 
 @pytest.mark.parametrize(("layers", "used", "description"), [
@@ -279,10 +279,10 @@ def test_map_prints_its_progress_and_totals(monkeypatch: pytest.MonkeyPatch, cap
     now[0] = 110.0
     with progress:  # from which on time counts
         now[0] = 112.0
-        progress.show(SimpleNamespace(written=30, done=0))  # type: ignore[arg-type]
+        progress.show(SimpleNamespace(written=30, done=0))
         progress.count({"id": 1})
         progress.count({"id": 2, "error": "no"})
-        progress.show(SimpleNamespace(written=50, done=2))  # type: ignore[arg-type]
+        progress.show(SimpleNamespace(written=50, done=2))
     expected = ["3 of 8 answered, 15.0 tokens/s", "", "", "5 of 8 answered, 25.0 tokens/s, 3 s left", ""]
     assert shown == expected
     with pytest.raises(KeyboardInterrupt):

@@ -533,14 +533,14 @@ def test_mistyped_formats_and_chat_commands_get_a_suggestion(tiny: str, cli):
 def test_chat_explains_options_and_commands_that_it_lacks(line: str, message: str):
     chat = SimpleNamespace(options=GenerationOptions(), set=None)
     with pytest.raises(UsageError) as error:
-        execute(chat, line, None)  # type: ignore[arg-type]
+        execute(chat, line, None)
     assert str(error.value) == message
 
 
 @pytest.mark.parametrize("line", ["/bye", "/quit", "/exit", "bye"])
 def test_chat_ends_by_the_leaving_words_of_other_programs(line: str):
     with pytest.raises(ExitChat):
-        execute(None, line, None)  # type: ignore[arg-type]
+        execute(None, line, None)
 
 
 @pytest.mark.parametrize(

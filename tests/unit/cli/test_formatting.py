@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -368,10 +369,8 @@ FACTS = {"context": 100, "longest": {"f16": 100, "q8_0": 100}}
     ],
 )
 def test_fit_concludes_whether_a_model_fits(longest, conclusion):
-    assert (
-        fit.format_conclusion({"context": 100, "longest": longest, "rows": [{"tokens_per_s": 9.0, "fits": True}]})
-        == conclusion
-    )
+    report: Any = {"context": 100, "longest": longest, "rows": [{"tokens_per_s": 9.0, "fits": True}]}
+    assert fit.format_conclusion(report) == conclusion
 
 
 def test_fit_lists_the_memory_needed_by_context_and_kv_type():
@@ -380,7 +379,8 @@ def test_fit_lists_the_memory_needed_by_context_and_kv_type():
         for context in (16, 8)
         for kind in ("f16", "q8_0")
     ]
-    header, first, second = fit.needs({"longest": {"f16": 0, "q8_0": 0}, "rows": rows})
+    report: Any = {"longest": {"f16": 0, "q8_0": 0}, "rows": rows}
+    header, first, second = fit.needs(report)
     assert first.split() == ["8", "8.0", "kB", "3.2", "8.0", "kB", "3.2"]
     assert second.split() == ["16", "16.0", "kB", "too", "much", "16.0", "kB", "too", "much"]
     assert header.startswith("context")

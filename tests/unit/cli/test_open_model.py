@@ -174,13 +174,13 @@ def test_the_offer_names_the_size_of_the_model(
 ):
     monkeypatch.setattr(sys, "stdin", io.StringIO("no\n"))
     missing = LocalllmError("missing")
-    missing.reference = SimpleNamespace(text="qwen", size=size)  # type: ignore[attr-defined]
+    missing.reference = SimpleNamespace(text="qwen", size=size)
     with pytest.raises(LocalllmError, match="missing"):
-        pulling.offer_pull(missing)  # type: ignore[arg-type]
+        pulling.offer_pull(missing)
     assert " ".join(capsys.readouterr().err.split()) == f"qwen is not on this computer. Download it{size_text}? [y/N]"
 
 
-def facts(*rows: tuple[int, str, bool, float | None], **more: Any) -> dict[str, Any]:
+def facts(*rows: tuple[int, str, bool, float | None], **more: Any) -> Any:
     rows_of_facts = [
         {"context": c, "kv_type": k, "fits": f, "tokens_per_s": s, "needed_bytes": c * 10**6} for c, k, f, s in rows
     ]
@@ -205,17 +205,17 @@ def test_fit_prints_a_table_by_context_and_kv_type():
 
 
 def test_fit_prints_weights_memory_and_bandwidth():
-    base = {"weight_bytes_per_token": 10**8, "path": "p", "architecture": "llama", "parameters": 10**9,
+    base: Any = {"weight_bytes_per_token": 10**8, "path": "p", "architecture": "llama", "parameters": 10**9,
     "weight_bytes": 5 * 10**8,
             "projector_bytes": 0, "adapter_bytes": 0, "available_bytes": 10**10, "bandwidth_gbs": 30.04}  # fmt: skip
-    lines = fit.format_summary({**base, **facts((1, "f16", True, 1.0))})
+    lines = fit.format_summary(base | facts((1, "f16", True, 1.0)))
     assert any("500.0 MB, of which each token reads 100.0 MB" in line for line in lines)
     assert any("10.0 GB available, read at 30.0 GB/s" in line for line in lines) and not any(
         "projector" in line for line in lines
     )
     with_adapter = {**base, "adapter_bytes": 3 * 10**6, **facts((1, "f16", True, None))}
     assert "adapters      3.0 MB" in fit.format_summary(with_adapter)
-    lines = fit.format_summary({**base, "projector_bytes": 10**6, **facts((1, "f16", True, None))})
+    lines = fit.format_summary(base | {"projector_bytes": 10**6} | facts((1, "f16", True, None)))
     assert any("projector" in line for line in lines) and not any("each token" in line for line in lines)
 
 

@@ -40,7 +40,7 @@ from localllm.services.search import embed as embed_service
 from localllm.services.search import embed as rerank_service
 from localllm.services.tools import confined
 
-SpeedTestSpec.__test__ = False  # type: ignore[attr-defined]  # no test case
+SpeedTestSpec.__test__ = False  # no test case
 
 # ---- scores
 

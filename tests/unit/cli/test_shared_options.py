@@ -235,7 +235,7 @@ def test_the_report_of_several_answers_has_seeds_and_totals(capsys: pytest.Captu
     assert result["timings"] == {"load_s": 0.5, "total_s": 2.0}
     report.print_stats(result)
     assert "answers: 2 with 3 tokens in 1.50 s, model loaded in 0.50 s" in capsys.readouterr().err
-    assert report.describe_model(SimpleNamespace(file=None, path="u", name="n")) == {"endpoint": "u", "name": "n"}  # type: ignore[arg-type]
+    assert report.describe_model(SimpleNamespace(file=None, path="u", name="n")) == {"endpoint": "u", "name": "n"}
 
 
 def test_outputs_replace_only_files_of_their_type(tmp_path: Path):
@@ -295,9 +295,9 @@ def test_formats_of_tensors_are_read_from_a_file(tmp_path: Path):
         SimpleNamespace(tensors=[SimpleNamespace(name="a.b"), SimpleNamespace(name="c")]),
     )
     write_formats(path, {"a.b": "Q4_K", "c": "F16"})
-    assert read_formats(path, source) == {"a.b": "Q4_K", "c": "F16"}  # type: ignore[arg-type]
+    assert read_formats(path, source) == {"a.b": "Q4_K", "c": "F16"}
     (tmp_path / "plan.toml").write_text('"c" = "q8_0"\n')
-    assert read_formats(path, source) == {"c": "Q8_0"}  # type: ignore[arg-type]
+    assert read_formats(path, source) == {"c": "Q8_0"}
     request = set_formats(QuantizeRequest(RECIPES["Q4_0"]), {"c": "Q8_0"})
     assert request.options.formats == {"c": "Q8_0"}
     for text, message in (
@@ -308,7 +308,7 @@ def test_formats_of_tensors_are_read_from_a_file(tmp_path: Path):
     ):
         (tmp_path / "plan.toml").write_text(text)
         with pytest.raises(UsageError, match=message):
-            read_formats(path, source)  # type: ignore[arg-type]
+            read_formats(path, source)
 
 
 @pytest.mark.parametrize(("names", "model", "projector"), [

@@ -80,7 +80,7 @@ def tools(*answers: str, yes: tuple[str, ...] = (), most: int = 9, keyboard: boo
     """Return the calls of three tools, and the keyboard."""
     keys = Keys(*answers)
     box: Any = Box("read", "write", "run")
-    return tool_calls.ToolCallRunner(box, yes, most, keys if keyboard else None, **{"transcript": None, **more}), keys  # type: ignore[arg-type]
+    return tool_calls.ToolCallRunner(box, yes, most, keys if keyboard else None, **{"transcript": None, **more}), keys
 
 
 def call(name: str, pieces: str = '{"a": "ü"}') -> ToolCall:
@@ -228,7 +228,7 @@ def test_only_the_text_after_all_calls_goes_to_a_file(
     asked: Any = [{"role": "user", "content": "Hi"}]
     answer, messages, interrupted = tool_calls.answer_with_tools(
         model, asked, GenerationOptions(), it, None, silent, False
-    )  # type: ignore[arg-type]
+    )
     assert (answer.text, interrupted, "".join(written)) == ("at last", None, out)
     assert [each["content"] for each in messages] == ["first", "did run", "at last"] and asked == began[0]
     assert began[1] == [*asked, *messages[:2]]

@@ -263,7 +263,7 @@ def test_tokenize_and_detokenize_equal_those_of_the_model(llm: Llama, model: loc
     assert (llm.n_ctx(), llm.n_vocab(), llm.n_embd()) == (256, len(model.tokenizer.pieces), 64)
     assert llm.metadata["general.architecture"] == "llama"
     with pytest.raises(UsageError, match="text must be UTF-8 bytes"):
-        llm.tokenize("hello")  # type: ignore[arg-type]
+        llm.tokenize("hello")
 
 
 def test_eval_gives_the_logits_of_the_model(llm: Llama, model: localllm.Model):
@@ -439,7 +439,7 @@ def test_logits_processors_and_stopping_criteria_are_applied(llm: Llama):
 
 def test_invalid_arguments_are_refused(llm: Llama):
     with pytest.raises(TypeError, match="temprature"):
-        llm(PROMPT, temprature=1)
+        llm(PROMPT, temprature=1)  # type: ignore[call-arg]
     with pytest.raises(UsageError, match="grammar must be a LlamaGrammar"):
         llm(PROMPT, grammar=WORDS)
     with pytest.raises(UsageError):
@@ -475,7 +475,7 @@ def test_examples_of_the_docs_page_run(tiny: str, monkeypatch: pytest.MonkeyPatc
     for block in re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
         exec(block.replace("model.gguf", str(localllm.builtin_model())), names)
     assert sys.modules["llama_cpp"].Llama is Llama
-    assert names["verdict"]["choices"][0]["text"] in ("yes", "no")  # type: ignore[index]
+    assert names["verdict"]["choices"][0]["text"] in ("yes", "no")
     assert capsys.readouterr().out
 
 

@@ -41,5 +41,5 @@ def splits(*patterns: str, byte_level_words: bool = False) -> dict[str, Any]:
     return {"type": "Sequence", "pretokenizers": [*parts, byte_level]}
 
 
-def text(name: str, content: str) -> Callable[[Path], None]:
+def text(name: str, content: str) -> Callable[[Path], object]:
     return lambda folder: (folder / name).write_bytes(content.encode("utf-8", "surrogatepass"))

@@ -201,5 +201,5 @@ def test_errors_while_reading_a_file_name_it(error: Exception, message: str):
         ({"type": "Split", "pattern": {"String": "x"}}, {"type": "Replace"}, False),
     ],
 )
-def test_pretokenizer_steps_that_split_nothing_are_recognized(part: dict, normalizer: dict, nothing: bool):
+def test_pretokenizer_steps_that_split_nothing_are_recognized(part: Any, normalizer: Any, nothing: bool):
     assert never_splits(part, {"normalizer": normalizer}) is nothing

@@ -358,17 +358,17 @@ def test_an_index_without_file_names_is_refused(tmp_path: Path, content: dict[st
 def test_a_stored_tensor_reads_its_rows_and_reports_damage(tmp_path: Path):
     path = tmp_path / "x"
     path.write_bytes(bytes(range(30)))
-    entry = {"dtype": "BF16", "shape": [3, 2], "data_offsets": [4, 16]}
+    entry: Any = {"dtype": "BF16", "shape": [3, 2], "data_offsets": [4, 16]}
     stored = safetensors_files.make_tensor(path, "t", entry, 10)
     assert (stored.name, stored.dtype, stored.shape, stored.start) == ("t", "BF16", (3, 2), 14)
     assert stored.rows(1, 3).tolist() == [[18, 19, 20, 21], [22, 23, 24, 25]]
-    assert safetensors_files.make_tensor(path, "t", {**entry, "dtype": "F8"}, 10).shape == (
+    assert safetensors_files.make_tensor(path, "t", entry | {"dtype": "F8"}, 10).shape == (
         3,
         2,
     )  # of a kind that is listed only
     for end in (15, 17):
         with pytest.raises(ValueError, match=rf"^tensor t: expected 12 bytes, found {end - 4}$"):
-            safetensors_files.make_tensor(path, "t", {**entry, "data_offsets": [4, end]}, 10)
+            safetensors_files.make_tensor(path, "t", entry | {"data_offsets": [4, end]}, 10)
     path.write_bytes(bytes(25))
     assert stored.rows(0, 2).shape == (2, 4)
     with pytest.raises(ModelError, match=r"x: the file was truncated while it was read$"):
@@ -388,7 +388,7 @@ def test_checkpoint_files_leave_out_folders_and_gguf_files(tmp_path: Path):
 
 
 def tensor(format: str, *shape: int) -> CheckpointTensor:
-    return CheckpointTensor(f"{format} of {shape}", BY_NAME[format], shape, None)  # type: ignore[arg-type]
+    return CheckpointTensor(f"{format} of {shape}", BY_NAME[format], shape, None)
 
 
 @pytest.mark.parametrize(("formats", "vectors", "expected"), [

@@ -242,8 +242,8 @@ def test_a_tied_checkpoint_keeps_an_output_matrix_that_differs(tmp_path: Path):
 
 
 def test_an_output_matrix_unknown_to_the_architecture_is_named():
-    matrices = [from_array(np.full((3, 2), number, np.float32)) for number in (1, 2)]
-    assert not is_untied(*matrices, gguf.MODEL_ARCH.GEMMA2, warnings := list[str](), "lm_head.weight")
+    embedding, output = (from_array(np.full((3, 2), number, np.float32)) for number in (1, 2))
+    assert not is_untied(embedding, output, gguf.MODEL_ARCH.GEMMA2, warnings := list[str](), "lm_head.weight")
     assert "it is omitted, because gemma2 has no output matrix" in warnings[0]
 
 
@@ -297,7 +297,7 @@ def test_tokens_fill_a_vocabulary_and_refuse_odd_ids():
     assert (tokens.pieces[5], tokens.types[5], tokens.scores) == ("▁a", 1, [0.0, *[-10000.0] * 4, -7.5])
     for token, piece in ((-1, "a"), ("1", "a"), (1.0, "a"), (1, 5), (1, None)):
         with pytest.raises(ValueError, match="has the id"):
-            tokens.put(token, piece, 1)  # type: ignore[arg-type]
+            tokens.put(token, piece, 1)
     tokens.add(0, "<new>", special=True)  # the unknown one stays it
     tokens.add(1, "▁x", special=False)
     tokens.add(2, "▁y", special=True)

@@ -23,10 +23,11 @@ NO_MATRICES = ("norm", "conv", "embed", "wte", "wpe", "word_", "visual", "vision
 def random_pairs(shapes: Mapping[str, list[int]], names: list[str]) -> Pairs:
     rng = np.random.default_rng(0)
     sizes = {name: (shapes[name][0], shapes[name][1]) for name in names}
-    return {
-        name: tuple(rng.standard_normal(shape).astype(np.float32) for shape in ((RANK, columns), (rows, RANK)))
-        for name, (rows, columns) in sizes.items()
-    }
+
+    def matrix(rows: int, columns: int) -> np.ndarray:
+        return rng.standard_normal((rows, columns)).astype(np.float32)
+
+    return {name: (matrix(RANK, columns), matrix(rows, RANK)) for name, (rows, columns) in sizes.items()}
 
 
 def write_adapter(

@@ -6,6 +6,7 @@ before; the expected weights are computed from those, before anything is packed.
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -208,7 +209,7 @@ CASES: dict[str, tuple[dict, Callable[[int, int], Packed]]] = {
     "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 16}, gptq),
     "gptq-act-order": ({"quant_method": "gptq", "bits": 4, "desc_act": True}, lambda r, c: gptq(r, c, order=True)),
     "gptq-v2": ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"}, lambda r, c: gptq(r, c, added=0)),
-    **{f"gptq-{n}": ({"quant_method": "gptq", "bits": n}, lambda r, c, n=n: gptq(r, c, n, True)) for n in (2, 3, 8)},
+    **{f"gptq-{n}": ({"quant_method": "gptq", "bits": n}, partial(gptq, bits=n, order=True)) for n in (2, 3, 8)},
     "bnb-nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, bnb4),
     "bnb-nf4-nested": ({"load_in_4bit": True}, lambda r, c: bnb4(r, c, nested=True)),
     "bnb-int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, bnb8),

@@ -88,7 +88,7 @@ def test_pad_rows_appends_rows_of_zeros():
     array = numbers(3, 4)
     unpadded = source(array)
     assert pad_rows(unpadded, 3) is unpadded
-    check(pad_rows(unpadded, 6), np.concatenate([array, np.zeros((3, 4), np.float32)]))  # type: ignore[arg-type]
+    check(pad_rows(unpadded, 6), np.concatenate([array, np.zeros((3, 4), np.float32)]))
 
 
 def test_columns_and_vectors_turn_into_each_other():
@@ -104,11 +104,11 @@ def test_columns_and_vectors_turn_into_each_other():
 def test_functions_of_numbers_apply_to_every_row():
     array = numbers(4, 3, dtype=np.float16)
     check(map_values(source(array), np.negative), -array.astype(np.float32))
-    check(to_float32(source(array)), array.astype(np.float32))  # type: ignore[arg-type]
+    check(to_float32(source(array)), array.astype(np.float32))
     plain = source(numbers(2, 2))
     assert to_float32(plain) is plain
     rows, one = np.array([1, 2, 3, 4], np.float32), np.array([10], np.float32)
-    check(scale_rows(source(array), [rows, one]), array.astype(np.float32) * rows[:, None] * 10)  # type: ignore[arg-type]
+    check(scale_rows(source(array), [rows, one]), array.astype(np.float32) * rows[:, None] * 10)
     assert scale_rows(plain, []) is plain
     assert map_values(source(array), np.negative).dtype == "F32" and from_array(np.ones(3)).shape == (3,)
 

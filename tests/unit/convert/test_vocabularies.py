@@ -1,5 +1,6 @@
 """Vocabularies, special tokens and templates of converted checkpoints."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def source(request) -> Path | None:
     return request.getfixturevalue("shared") if request.param == "released" else None
 
 
-def vocabulary_of(shared: Path | None, name: str) -> dict[str, Any]:
+def vocabulary_of(shared: Path | None, name: str) -> Mapping[str, Any]:
     """Return a vocabulary's metadata: a released model's, as llama.cpp's converter made it, or a tiny one's."""
     return (
         GGUFFile.open(shared / "vocabs" / f"ggml-vocab-{name}.gguf").metadata if shared else vocabularies.metadata(name)

@@ -118,7 +118,7 @@ def test_building_the_reference_passes_forward_and_encode(made, monkeypatch, enc
     monkeypatch.setattr("localllm.engine.reference.ReferenceBackend", lambda *given: built.append(given) or "plain")
     monkeypatch.setattr(opening, "Weights", lambda tensors: "weights")
     of_model, options = said(), EngineOptions(backend="reference", observer="observer")
-    h = of_model.hyperparameters
+    h: Any = of_model.hyperparameters
     h.encode = (lambda *given, **named: ("encoded", given, named)) if encodes else None
     assert build_backend(of_model, options) == SelectedBackend("plain")
     ((forward, kept_as, context, observer, encoding),) = built
@@ -511,7 +511,7 @@ def test_image_rows_replace_tokens_and_deepstack_rows_follow(is_whole):
     assert deep.memory[0, :4].tolist() == [4, 5, 6, 7] and deep.output.columns == 4
     assert add.inputs == (begin.output, deep.output)
     assert attend.lookahead == (FULL_ATTENTION if is_whole else 3)
-    assert trace_image_rows(lambda b, w, h: None, "weights", H, 64, is_whole) is None
+    assert trace_image_rows(lambda b, w, h: None, "weights", H, 64, is_whole) is None  # type: ignore[return-value]
     assert ImageRowRecorder(H, 64, is_whole).reveals is False
 
 
@@ -520,7 +520,7 @@ def test_image_rows_replace_tokens_and_deepstack_rows_follow(is_whole):
 
 def model_with(**parts: Any) -> Model:
     model = Model.__new__(Model)
-    model.session = SimpleNamespace(cache=SimpleNamespace(collect=lambda: None))  # type: ignore[assignment]
+    model.session = SimpleNamespace(cache=SimpleNamespace(collect=lambda: None))
     model.__dict__.update(parts)
     return model
 
@@ -544,9 +544,9 @@ def test_a_batch_takes_the_memory_that_weights_leave(
         SimpleNamespace(bytes_per_token=bytes_per_token, context=100),
     )
     model = model_with(file=file, engine=engine, context=100, tokenizer="t", prefixes="kept", ngrams="before")
-    arguments: Any = model.batch("requests", memory=memory)  # type: ignore[arg-type]
+    arguments: Any = model.batch("requests", memory=memory)
     assert arguments == (engine, "t", "requests", 16, "chunk of 7", places, True, None)
-    arguments = model.batch("requests", 3, False, True)  # type: ignore[arg-type]
+    arguments = model.batch("requests", 3, False, True)
     assert arguments[3] == 3 and arguments[6] is False and arguments[7].ngrams == "before"
 
 
@@ -613,7 +613,7 @@ def test_embedders_and_rerankers_are_opened_once():
 
     embedders, rerankers = dict[str | None, int](), dict[str | None, int]()
     kinds: list[Any] = [(embedders, None), (embedders, "mean"), (rerankers, None)]
-    assert [model._open_once(*kind, make) for kind in [*kinds, *kinds]] == [1, 2, 3, 1, 2, 3]
+    assert [model._open_once(known, pooling, make) for known, pooling in [*kinds, *kinds]] == [1, 2, 3, 1, 2, 3]
     assert opened == [(3, 99)] * 3
 
 

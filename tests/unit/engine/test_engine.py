@@ -5,6 +5,7 @@ import sys
 import threading
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -534,7 +535,7 @@ def test_both_ends_of_a_long_prompt_are_computed_exactly(model_path):
 def test_long_prompts_run_together_agree_with_each_alone(model_path):
     """Check also a short prompt beside them."""
     engine = open_engine(model_path("llama-Q8_0"), context=1024)
-    prompts = [TOKENS[:200] % 250, TOKENS[200:203] % 250, TOKENS[203:500] % 250]
+    prompts: list[Any] = [TOKENS[:200] % 250, TOKENS[200:203] % 250, TOKENS[203:500] % 250]
     rows = engine.step([(engine.sequence(), prompt) for prompt in prompts])
     for prompt, row in zip(prompts, rows, strict=True):
         assert nmse(row, engine.sequence().append(prompt)) < 1e-4

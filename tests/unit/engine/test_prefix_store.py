@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -521,7 +522,7 @@ def test_the_answer_ends_before_the_prefix_is_written(warm: Path, environment, t
     slow += "def slowly(self):\n    time.sleep(90)\n    sync(self)\nsafe_file.SafeFile.sync = slowly\n"
     slow += "from localllm.cli.main import main\nmain()"
     arguments = [sys.executable, "-c", slow, *command(warm)[3:]]
-    pipes = {"stdout": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stdin": subprocess.DEVNULL}
     process = subprocess.Popen(arguments, env=environment, **pipes, **apart())
     assert process.stdout.read()
     ended = time.monotonic()
@@ -586,10 +587,14 @@ def test_restored_sequences_can_be_forked_and_continued(tiny: Path):
     with open_model(tiny) as model:
         assert isinstance(model.prefixes, PrefixStore)
         assert restored(model.prefixes, tokens(1100, seed=9)) is None
-        sequence, logits = restored(model.prefixes, ids)
+        whole = restored(model.prefixes, ids)
+        assert whole is not None
+        sequence, logits = whole
         assert sequence.tokens == ids and logits.shape == (1, model.engine.vocab_size)
         assert sequence.fork().aligned == 1024
-        sequence, logits = restored(model.prefixes, [*ids, 3])
+        aligned = restored(model.prefixes, [*ids, 3])
+        assert aligned is not None
+        sequence, logits = aligned
         assert sequence.tokens == ids[:1024] and logits is None
 
 
@@ -600,8 +605,8 @@ class Written:
         self.begun, self.continue_with, self.written = threading.Semaphore(0), threading.Semaphore(0), list[str]()
         self.closed, self.pruned, self.error = list[str](), 0, None
         self.kept = prefixes.PrefixStore(
-            SimpleNamespace(hyperparameters=SimpleNamespace(list_states=list)),  # type: ignore[arg-type]
-            SimpleNamespace(path="name.gguf", stat_files=list),  # type: ignore[arg-type]
+            SimpleNamespace(hyperparameters=SimpleNamespace(list_states=list)),
+            SimpleNamespace(path="name.gguf", stat_files=list),
         )
         monkeypatch.setattr(self.kept, "_write_chunks", self.write)
         monkeypatch.setattr(prefixes, "prune", lambda: setattr(self, "pruned", self.pruned + 1))
@@ -614,7 +619,7 @@ class Written:
         self.written.append(read.sequence.name)
 
     def keep(self, name: str) -> None:
-        self.kept.keep(SimpleNamespace(name=name, close=lambda: self.closed.append(name)), None)  # type: ignore[arg-type]
+        self.kept.keep(SimpleNamespace(name=name, close=lambda: self.closed.append(name)), None)
 
     def wait(self) -> None:
         """Wait until the thread has ended."""

@@ -255,7 +255,7 @@ def turned(said: Said, x: Activation) -> tuple[list[float], int, int] | str | No
         turn = find_rotation(said, x, 32, 0)
     except UsageError as error:
         return str(error)
-    return turn and (turn.frequencies.tolist(), turn.step, turn.apart)
+    return None if turn is None else (turn.frequencies.tolist(), turn.step, turn.apart)
 
 
 def test_rotations_of_keys_are_recognized_through_later_operations(said: Said, product: Activation):

@@ -126,7 +126,9 @@ def mapped_bytes(path: Path) -> int:
 def test_pages_of_other_arrays_are_not_released(tmp_path):
     file = GGUFFile.open(write_projector(projector("idefics3"), tmp_path / "mmproj.gguf"))
     for tensor in file.tensors.values():
-        data, start = get_map(tensor.data)
+        found = get_map(tensor.data)
+        assert found is not None
+        data, start = found
         assert data[start : start + tensor.nbytes] == tensor.data.tobytes()
     own = np.arange(1 << 16)
     release_pages(own[4:].reshape(-1, 3))

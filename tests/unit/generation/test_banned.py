@@ -77,7 +77,7 @@ def test_banned_strings_give_what_rejection_gives(
             Request(PromptTask(p, Letters().stream(), GenerationOptions(most, sampling=sampling, ban=bans)))
             for p in prompts
         ]
-        with closing(Scheduler(FakeSequences(VOCAB, row), Letters(), asked)) as batch:  # type: ignore[arg-type]
+        with closing(Scheduler(FakeSequences(VOCAB, row), Letters(), asked)) as batch:
             for _ in batch:
                 pass
     for prompt, one in zip(prompts, asked, strict=True):
@@ -163,7 +163,7 @@ def test_a_possible_beginning_of_a_banned_string_is_held_back():
             seen.append(-back.before if back else len(banned.held) - len(banned.release()))
         return seen
 
-    banned_strings = BannedStrings([" said", "—"], Tokens())  # type: ignore[arg-type]
+    banned_strings = BannedStrings([" said", "—"], Tokens())
     assert push(banned_strings, 1, 2, 4, 2, 3) == [0, 1, 0, 1, -2] and banned_strings.barred_tokens == {2}
     assert push(banned_strings, 1) == [0] and not banned_strings.barred_tokens, "the place is behind it now"
     assert push(banned_strings, 5, 6, 8, 5, 6, 7) == [1, 2, 0, 1, 2, -5], "it goes back to the first byte of the dash"

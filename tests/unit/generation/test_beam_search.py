@@ -81,7 +81,9 @@ def test_each_of_n_answers_equals_the_one_generated_alone(
     sampling = SamplingOptions(seed=seed, temperature=1.5, repeat_penalty=penalty)
     options = GenerationOptions(max_tokens, stop, sampling, speculate="off")
     results = generate_answers(PrefixCache(engine), tokenizer, PromptTask(prompt, tokenizer.stream(), options), n)
-    assert sorted(answer.seed for answer in results) == [seed + number for number in range(n)]
+    assert sorted(answer.seed for answer in results if answer.seed is not None) == [
+        seed + number for number in range(n)
+    ]
     assert results == sorted(results, key=per_token(tokenizer, row, prompt), reverse=True)
     for answer in results:
         chosen = replace(options, sampling=replace(sampling, seed=answer.seed))
@@ -173,8 +175,8 @@ class NaiveBeams:
     def search(self, beams: int, limit: int) -> list[Answer]:
         going, done = [[]], []
         for _ in range(limit):
-            ways = [(tokens, token) for token in range(VOCAB) for tokens in going]
-            ways = [[*tokens, token] for tokens, token in ways if self.total([*tokens, token]) > -np.inf]
+            ways = [[*tokens, token] for token in range(VOCAB) for tokens in going]
+            ways = [tokens for tokens in ways if self.total(tokens) > -np.inf]
             ways.sort(key=self.total, reverse=True)  # stable: the lower token, then the better hypothesis
             ways = ways[: beams * (2 + len(self.end_ids))]
             ranks = {}

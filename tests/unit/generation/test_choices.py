@@ -258,7 +258,8 @@ def test_choose_many_equals_choose_for_each_prompt(model: localllm.Model):
 
 def test_choose_many_yields_results_before_all_prompts_are_taken(model: localllm.Model):
     prompts = iter(["It is"] * 4 * PARALLEL)
-    with closing(model.choose_many(prompts, ["yes", "no"])) as results:
+    chosen: Any = model.choose_many(prompts, ["yes", "no"])
+    with closing(chosen) as results:
         assert len([next(results), next(results)]) == 2 and next(prompts)
 
 

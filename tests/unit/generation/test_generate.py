@@ -293,13 +293,13 @@ def test_the_token_limit_depends_on_the_overflow_policy(most: int | None, overfl
 
 
 def test_a_prompt_without_room_for_an_answer_is_refused():
-    PromptTask([1] * 3, None).require_room(4)  # type: ignore[arg-type]
+    PromptTask([1] * 3, None).require_room(4)
     for prompt, error, problem in (
         ([], UsageError, "the prompt is empty"),
         ([1] * 4, ContextError, "the prompt has 4 tokens, but the context holds only 4 with the answer"),
     ):
         with pytest.raises(error, match=f"^{problem}$"):
-            PromptTask(prompt, None).require_room(4)  # type: ignore[arg-type]
+            PromptTask(prompt, None).require_room(4)
 
 
 class Listening:
@@ -346,7 +346,7 @@ def test_text_held_by_the_tool_call_parser_is_streamed_at_the_end(
     held = [""]
 
     def push(text: str) -> list[TextPart]:
-        *ready, held[0] = held[0] + text
+        *ready, held[0] = [*held[0], *text]
         return [TextPart(ANSWER, "".join(ready))]
 
     reader = SimpleNamespace(is_marked=False, push=push, flush=lambda is_end: [TextPart(ANSWER, held[0])])
@@ -390,7 +390,7 @@ def test_drafts_are_no_longer_than_the_remaining_answer(
 class Drafting(Drafter):
     """A draft model that proposes what it was given."""
 
-    def open_proposer(self, *arguments):  # type: ignore[override]
+    def open_proposer(self, *arguments):
         return nullcontext(("drafter", *arguments))
 
     def collect(self):
@@ -433,7 +433,7 @@ def test_long_answers_are_added_to_the_ngram_cache(speculate: str | None, length
         SimpleNamespace(add=lambda *arguments: added.append(arguments), collect=lambda: None) if speculate else None
     )
     answer = pending_answer(speculate, ids=ids, prompt=ids[:-2], cached_tokens=4, sequence=Listening(), segments=None)
-    PrefixCache(FakeEngine(9, lambda tokens: []), None, written).give_back(answer)  # type: ignore[arg-type]
+    PrefixCache(FakeEngine(9, lambda tokens: 0), None, written).give_back(answer)
     assert answer.sequence is None and added == ([] if is_kept is None else [(ids, 4, is_kept)])
 
 

@@ -136,7 +136,7 @@ def test_infill_generates_as_generate_does_with_its_prompt(fim_path: Path):
         with_files = model.infill("hello", "world", 1, temperature=0, files=[("a", "b")])
         assert with_files.prompt[0] == marks.repository and with_files.prompt[-len(prompt) :] == prompt
         with pytest.raises(UsageError, match="suffix must be a str, not NoneType"):
-            model.infill("hello", None)  # type: ignore[arg-type]
+            model.infill("hello", None)
 
 
 def test_infill_refuses_a_model_without_its_tokens(tiny: str):

@@ -106,9 +106,9 @@ def test_errors_of_callables_are_raised(model: localllm.Model):
 @pytest.mark.parametrize("name", ["logits_processor", "stopping_criteria"])
 def test_logits_callables_must_be_functions_and_exclude_beams(model: localllm.Model, name: str):
     with pytest.raises(UsageError, match=f"{name} must be a function"):
-        model.generate(PROMPT, **{name: 3})  # type: ignore[arg-type]
+        model.generate(PROMPT, **{name: 3})
     with pytest.raises(UsageError, match=f"{name} cannot be combined with beams"):
-        model.candidates(PROMPT, beams=2, max_tokens=2, **{name: lambda ids, logits: logits})  # type: ignore[arg-type]
+        model.candidates(PROMPT, beams=2, max_tokens=2, **{name: lambda ids, logits: logits})
 
 
 def test_stopping_criteria_do_not_break_a_constraint(model: localllm.Model):

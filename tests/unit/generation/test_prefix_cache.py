@@ -180,7 +180,7 @@ def engine_of(context: int = 2 * FIRST_RUN) -> FakeSequences:
 
 def test_parked_sequences_are_bounded_and_can_be_taken_back():
     """Leave room for one whole context."""
-    engine = engine_of(100)
+    engine: Any = engine_of(100)
     engine.get_cache_usage = lambda: (50, 150)
     sequences = PrefixCache(engine)
     sequences.park()

@@ -26,6 +26,7 @@ from localllm.generation.reasoning import (
     ESCAPE,
     FORMATS,
     REASONING,
+    ChannelFormat,
     ReasoningParser,
     TagFormat,
     TextPart,
@@ -53,7 +54,8 @@ def split_reasoning(format, *pieces: str, is_open: bool = False) -> tuple[str, s
     splitter = ReasoningParser(Thinking(format, is_open))
     parts = [part for piece in pieces for part in splitter.push(piece)] + splitter.flush()
     assert all(part.text for part in parts)
-    return tuple("".join(part.text for part in parts if part.kind == kind) for kind in (REASONING, ANSWER))
+    reasoning, answer = ("".join(part.text for part in parts if part.kind == kind) for kind in (REASONING, ANSWER))
+    return reasoning, answer
 
 
 SAID = [
@@ -362,7 +364,8 @@ def test_the_mask_is_needed_for_constraints_calls_and_budgets(matcher, calls, bu
 def test_reasoning_is_free_and_unseen_by_the_constraint():
     """Begin it only as its format allows."""
     guide = make_state(THINK.escape_marks(), Follower(0, 1, 3, 8), **MARKS)
-    other, matcher = guide.copy(), guide._matcher
+    other: Any = guide.copy()
+    matcher: Any = guide._matcher
     assert (allowed_tokens(guide), guide.get_expected_tokens(), guide.has_ended) == ([0, 1, 3], (), False)
     for token, allowed, expected, thoughts in (
         (3, [5], (5,), 0), (5, [1, 2, 4], (), 0), (1, [1, 2, 4], (), 1), (4, [0, 1], [7], 2), (1, [0, 1], [7], 2),
@@ -404,6 +407,7 @@ def test_a_used_up_budget_forces_the_closing_marker():
 
 def test_every_answer_of_a_channel_format_gets_its_header():
     """Force the header whatever the budget; constrain only what follows it."""
+    assert isinstance(GPT_OSS, ChannelFormat)
     format = replace(GPT_OSS, thought="never")  # whose marks are no tokens here
     for budget in (None, 0):
         guide = make_state(format, Follower(0, 1), starts=(6,), budget=budget)
@@ -430,7 +434,7 @@ def test_text_that_is_no_call_leaves_the_call_grammar():
     for may in (True, False):
         calls: Any = SimpleNamespace(accept_text=lambda text, may=may: may and text == "x")
         guide = make_state(None, calls=calls)
-        guide.transcript.abandon_call = lambda: ["prose"]  # type: ignore[assignment, return-value]
+        guide.transcript.abandon_call = lambda: ["prose"]
         assert guide._begin_call(calls, "x") == ([] if may else ["prose"])
         assert (guide._matcher is calls) == may and guide._calls is None
 
@@ -544,5 +548,4 @@ def test_the_marker_of_a_call_ends_reasoning(call: str, text: str, expected: lis
     texts = {
         kind: "".join(part.text for part in [*parts, *parser.flush()] if part.kind == kind) for kind, _ in expected
     }
-    parts = [(kind, text) for kind, text in texts.items()]
-    assert parts == expected
+    assert [*texts.items()] == expected

@@ -185,7 +185,7 @@ def test_a_shared_run_has_at_most_128_tokens(sizes: tuple[int, ...], runs: list[
 
 def test_shifted_and_drafted_steps_share_no_run():
     queue, engine = RunQueue(), Lasting(9, row)
-    shifted = step_of(ShiftedSequence(engine.sequence(), 4), 1)  # type: ignore[arg-type]
+    shifted = step_of(ShiftedSequence(engine.sequence(), 4), 1)
     unread, drafted = step_of(engine.sequence(), 2, "none"), step_of(engine.sequence(), 2, "all")
     steps = [shifted, step_of(engine.sequence(), 1), unread, drafted]
     for step in (shifted, unread, drafted, steps[1]):
@@ -276,7 +276,7 @@ def test_withdraw_waits_for_the_run_of_its_step():
     def withdraw() -> None:
         assert engine.layer_inputs.wait(SECONDS)
         threading.Timer(0.05, engine.allowed_mask.set).start()
-        queue.withdraw(sequence)  # type: ignore[arg-type]
+        queue.withdraw(sequence)
         order.append(f"withdrawn with {len(sequence.tokens)}")
 
     assert call_at_once(read, withdraw) == [None, None]

@@ -1,7 +1,7 @@
 """Test continuous batching with known logits: each answer is what it would be alone."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from itertools import product
 from types import SimpleNamespace
@@ -60,7 +60,11 @@ class Paged(FakeSequences):
         return PAGE * (len(shared) + sum(len(tokens) % PAGE > 0 for tokens in held)), self.count
 
     def run(
-        self, requests: list[tuple[FakeSequence, list[int]]], logits: str, precise: bool, kernel_tokens: list[int]
+        self,
+        requests: Sequence[tuple[FakeSequence, list[int]]],
+        logits: str,
+        precise: bool,
+        kernel_tokens: Sequence[int] = (),
     ) -> list[np.ndarray]:
         assert len({id(sequence) for sequence, _ in requests}) == len(requests) > 0
         places = [(len(sequence.tokens), len(ids)) for sequence, ids in requests]
@@ -87,7 +91,7 @@ def run_batch(engine: Paged, requests: list[Request], **choices) -> list[Request
 
 
 def live_cache(engine: Paged, is_live: bool = True, store: Any = None) -> PrefixCache:
-    return PrefixCache(engine, store, is_shared=True, is_live=is_live)  # type: ignore[arg-type]
+    return PrefixCache(engine, store, is_shared=True, is_live=is_live)
 
 
 def request(prompt: list[int], n: int = 1, **options) -> Request:
@@ -401,7 +405,7 @@ def test_a_request_begins_only_with_room_to_grow(places: int, width: int, may: b
     assert batch._may_join(joining) and len(batch._cache.idle) == 2, "nobody else is there"
     batch.running = [
         SimpleNamespace(sequence=None, ids=[4] * 40, pending_tokens=30, width=1, segments=None, release=lambda: None)
-    ]  # type: ignore[list-item]
+    ]
     assert (batch._may_join(joining), len(batch._cache.idle)) == (may, left)
     assert batch._cache.idle[-1].tokens[0] == 3
     batch.close()
@@ -551,14 +555,14 @@ def test_larger_models_prefill_less_between_steps():
 def test_a_pending_answer_reports_its_progress():
     """Count computed, unread and remaining tokens."""
     asked = request([2] * 5, n=2, max_tokens=3)
-    sampler, guide = Sampler(SamplingOptions(seed=7, temperature=0), VOCAB), asked.task.create_state(Letters(), VOCAB)
-    one = Completion(asked, sampler, guide, 100, None, 1)  # type: ignore[arg-type]
+    sampler, create_state = Sampler(SamplingOptions(seed=7, temperature=0), VOCAB), asked.task.create_state(Letters(), VOCAB)
+    one = Completion(asked, sampler, create_state, 100, None, 1)
     assert (one.remaining_tokens, one.has_begun, one.computed_tokens, one.pending_tokens) == (3, False, 0, 5)
     assert (one.score, one.width, one.seed, one.number) == (0, 2, 7, 1)
     asked.begun, one.sequence = True, Paged(random_table(1)).sequence()
     one.sequence.add([2] * 5)
     row, drawn = np.array([0, 0, 1, 0, 0, 0, 0, 0], np.float32), list[int]()
-    sampler.accept = drawn.append  # type: ignore[method-assign]
+    sampler.accept = drawn.append
     for number in (1, 2, 3):
         assert one.accept_logits(row)[0][1:3] == (2, [("answer", "a")])
         assert (one.tokens, one.remaining_tokens, one.has_begun, one.is_complete) == (
@@ -570,14 +574,14 @@ def test_a_pending_answer_reports_its_progress():
         assert (one.computed_tokens, one.pending_tokens, one.width) == (5, number - 1, 1)
         assert one.score == pytest.approx(1 - np.log(np.e + 7)) and one.logprob == pytest.approx(number * one.score)
     assert drawn == [2] * 3 and one.text == "a" * 3 and (one.finish(), one.finish_reason) == ([], "length")
-    other = Completion(asked, sampler, guide.copy(), 7, None)  # type: ignore[arg-type]
+    other = Completion(asked, sampler, guide.copy(), 7, None)
     other.end_ids = frozenset([0])
     assert (other.remaining_tokens, other.number, other.finish_reason) == (2, 0, "")
     assert other.accept_logits(np.roll(row, -2))[0][1:3] == (None, []) and other.is_complete
     assert (other.tokens, other.finish(), other.finish_reason) == ([], [], "stop")
-    only = Completion(request([2] * 5), sampler, guide.copy(), 99, None)  # type: ignore[arg-type]
+    only = Completion(request([2] * 5), sampler, guide.copy(), 99, None)
     only.accept_logits(row)
     assert (only.tokens, only.logprob) == ([2], 0)
-    none = Completion(request([2] * 5, max_tokens=0), sampler, guide.copy(), 9, None)  # type: ignore[arg-type]
+    none = Completion(request([2] * 5, max_tokens=0), sampler, guide.copy(), 9, None)
     assert none.is_complete and none.finish() == []
     assert (none.remaining_tokens, none.finish_reason, none.request.finished) == (0, "length", False)

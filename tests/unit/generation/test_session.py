@@ -286,7 +286,7 @@ def test_invalid_arguments_of_open_are_refused(tiny: Path, wrong: dict):
 def test_invalid_arguments_of_methods_are_refused(tiny: Path):
     with localllm.open(tiny, backend="reference") as model:
         with pytest.raises(UsageError, match="warmth"):
-            model.generate("Hi", warmth=1)
+            model.generate("Hi", warmth=1)  # type: ignore[call-arg]
         with pytest.raises(UsageError):
             model.logits([10**6])
         with pytest.raises(UsageError):
@@ -322,7 +322,7 @@ def test_a_plain_conversation_stops_before_the_users_turn(tokenizer: Tokenizer, 
     """Cut a base model's text where the user's name begins."""
     script, read = [*tokenizer.encode("I am.\nUser: And who am I?"), tokenizer.eos_id], list[int]()
 
-    def go_on(tokens: list[int]) -> int:
+    def go_on(tokens: list[int]) -> int | None:
         read.append(len(tokens))
         return script[min(len(tokens) - read[0], len(script) - 1)]
 
@@ -333,7 +333,7 @@ def test_a_plain_conversation_stops_before_the_users_turn(tokenizer: Tokenizer, 
 def test_hold_parks_and_leave_writes_the_conversation(tokenizer: Tokenizer):
     heard = list[str]()
     kept = SimpleNamespace(park=lambda: heard.append("hold"), write_conversation=lambda: heard.append("write"))
-    session = Session(kept, tokenizer)  # type: ignore[arg-type]
+    session = Session(kept, tokenizer)
     session.park()
     assert heard == ["hold"]
     session.leave()
@@ -661,7 +661,8 @@ def test_an_image_is_encoded_once_and_stored(monkeypatch, is_gone: bool):
     if is_gone:
         assert sees._files is None
     else:
-        assert [*sees._files] == [*sees._cache] and len(sees._files) == 3
+        files: Any = sees._files
+        assert [*files] == [*sees._cache] and len(files) == 3
         sees._cache.clear()
         assert sees.encode(picture(b"a")).ids == look.ids and sees.encoded == 3
 
@@ -677,5 +678,6 @@ def test_the_least_recently_used_image_is_evicted(monkeypatch, least: int, most:
         monkeypatch.setattr(eye, "MIN_CACHED", least if name == b"c" else 3)
         monkeypatch.setattr(eye, "MAX_BYTES", most)
         sees.encode(picture(name))
-    names = dict(zip(sees._files, b"abc", strict=True))
+    files: Any = sees._files
+    names = dict(zip(files, b"abc", strict=True))
     assert bytes(names[digest] for digest in sees._cache) == kept

@@ -429,7 +429,9 @@ def test_invalid_calibration_options_are_refused_in_one_line(
 
 def test_infinite_inputs_of_a_matrix_are_refused(text: Path, tmp_path: Path, capsys):
     path = write_tiny_model(tmp_path / "broken.gguf", context=128)
-    _, start = get_map(GGUFFile.open(path).tensors["blk.1.attn_norm.weight"].data)
+    found = get_map(GGUFFile.open(path).tensors["blk.1.attn_norm.weight"].data)
+    assert found is not None
+    _, start = found
     with open(path, "r+b") as file:
         file.seek(start)
         file.write(np.full(64, 3e38, np.float32).tobytes())
@@ -539,7 +541,7 @@ def test_prompts_have_no_images_and_the_longest_selects_rope_factors(two_texts: 
 def test_rows_of_a_matrix_are_dequantized_in_ranges(monkeypatch, shape: tuple, ends: list):
     """Ranges are a share of a small matrix, a number of weights of a large one, and at least a row."""
     monkeypatch.setattr(sequential, "RANGE_WEIGHTS", 12)
-    assert list(MatrixRows(shape, None).list_row_ranges()) == ends  # type: ignore[arg-type]
+    assert list(MatrixRows(shape, None).list_row_ranges()) == ends
 
 
 class AsTheyAreWatched(AsTheyAre):
@@ -799,7 +801,7 @@ def test_coarse_matrices_replace_only_their_rows():
         {name: EncodedMatrix("Q3_K", encode("Q3_K", stack))},
     )
     coarse = CoarseWeights(jobs, RowDequantizer([BY_NAME["Q3_K"]]), blocks)
-    met = coarse.resolve(weight, None)  # type: ignore[arg-type]
+    met = coarse.resolve(weight, None)
     assert met.shape == (2, 3, 256)
     np.testing.assert_array_equal(met.of(0, 0, 1), found[1:2])
     np.testing.assert_array_equal(met.of(1, 1, 3), found[6:8])

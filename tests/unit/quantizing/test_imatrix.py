@@ -410,7 +410,7 @@ def test_several_texts_are_concatenated(tmp_path, tiny):
 
 def read_all(*arguments, after: int = 10**9) -> ImportanceMatrix:
     """Collect all chunks, or stop after some."""
-    with ImportanceCollector(*arguments, threads=1) as collector:
+    with ImportanceCollector(*arguments, threads=1) as collector:  # type: ignore[misc]
         for done in (reading := collector.read()):
             if done >= after:
                 reading.close()
@@ -455,7 +455,7 @@ def test_a_run_with_other_arguments_starts_anew(tmp_path, tiny, text):
     out = tmp_path / "out"
     read_all(tiny, [text], out, SIZE, 5, after=2)
     for different in ((tiny, [text], out, SIZE, 4), (tiny, [text], out, SIZE - 1, 5), (tiny, [text, text], out, SIZE)):
-        with ImportanceCollector(*different, threads=1) as collector:
+        with ImportanceCollector(*different, threads=1) as collector:  # type: ignore[misc]
             assert collector.done == 0
     (tmp_path / "out.part").write_bytes(b"damaged")
     with ImportanceCollector(tiny, [text], out, SIZE, 5, threads=1) as collector:

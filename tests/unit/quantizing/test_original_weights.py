@@ -56,7 +56,7 @@ def job_of(tensor: Any, format: str = "Q4_0", makes_logits: bool = False) -> Ten
 
 
 def as_they_are(*tensors: Any) -> OriginalWeights:
-    return OriginalWeights({tensor.name: job_of(tensor) for tensor in tensors}, None)  # type: ignore[arg-type]
+    return OriginalWeights({tensor.name: job_of(tensor) for tensor in tensors}, None)
 
 
 def weight(name: str, *shape: int, first_row: int = 0) -> Any:
@@ -76,12 +76,12 @@ def test_rows_of_an_embedding_are_read_by_id():
 def test_rows_of_a_matrix_or_of_one_in_a_stack_are_read_and_released():
     matrix, stack = Numbered("m", 9, 4), Numbered("s", 3, 5, 4)
     matrices = as_they_are(matrix, stack)
-    met = matrices.resolve(weight("m", 4, 4, first_row=3), None)  # type: ignore[arg-type]
+    met = matrices.resolve(weight("m", 4, 4, first_row=3), None)
     assert met.shape == (4, 4) and numbers(met.of(0, 1, 3)) == [4, 5] and matrix.forgotten == [(4, 6)]
-    met = matrices.resolve(weight("s", 3, 2, 4, first_row=3), None)  # type: ignore[arg-type]
+    met = matrices.resolve(weight("s", 3, 2, 4, first_row=3), None)
     assert met.shape == (3, 2, 4) and numbers(met.of(2, 0, 2)) == [13, 14] and stack.forgotten == [(13, 15)]
     with pytest.raises(UnsupportedError, match=r"^tensor m: experts in separate tensors cannot be calibrated$"):
-        matrices.resolve(weight("m", 2, 9, 4), None)  # type: ignore[arg-type]
+        matrices.resolve(weight("m", 2, 9, 4), None)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_rows_of_a_matrix_or_of_one_in_a_stack_are_read_and_released():
 def test_rows_are_sampled_evenly(most: int, places: list[int]):
     stack = Numbered("s", 3, 5, 4)
     for n in range(3):
-        assert numbers(as_they_are(stack).sample_rows(stack, n, most)) == [5 * n + place for place in places]  # type: ignore[arg-type]
+        assert numbers(as_they_are(stack).sample_rows(stack, n, most)) == [5 * n + place for place in places]
     assert stack.forgotten == [(0, 5), (5, 10), (10, 15)]
 
 
@@ -100,7 +100,7 @@ def test_rows_are_sampled_evenly(most: int, places: list[int]):
 def test_rows_are_iterated_in_chunks(monkeypatch: pytest.MonkeyPatch, at_once: int, pieces: list[int]):
     monkeypatch.setattr(originals, "ENCODED_WEIGHTS", at_once)
     stack = Numbered("s", 3, 5, 4)
-    chunks = [*as_they_are(stack).iterate_rows(stack, 1)]  # type: ignore[arg-type]
+    chunks = [*as_they_are(stack).iterate_rows(stack, 1)]
     assert [len(piece) for piece in chunks] == pieces and numbers(np.concatenate(chunks)) == [*range(5, 10)]
     assert [end - first for first, end in stack.forgotten] == pieces and stack.forgotten[0][0] == 5
 
@@ -151,8 +151,8 @@ def meeting(done: Any, *jobs: TensorJob) -> Any:
     widener = SimpleNamespace(dequantize=lambda format, rows, columns: rows[:, :1].repeat(columns, axis=1))
     matrices = CalibratedMatrices(
         {job.tensor.name: job for job in jobs}, done, widener, 3, lambda *of: reported.append(of)
-    )  # type: ignore[arg-type]
-    matrices.told = reported  # type: ignore[attr-defined]
+    )
+    matrices.told = reported
     return matrices
 
 
@@ -229,7 +229,7 @@ def test_a_folded_source_is_opened_as_its_file_with_other_vectors():
     vector, matrix = Numbered("v", 4), Numbered("m", 3, 32)
     source = FoldedSource.__new__(FoldedSource)
     source.inner, source.path, source.metadata = inner, "in.gguf", {"scaled": 1}
-    source.folded = {"v": vector, "m": matrix}  # type: ignore[dict-item]
+    source.folded = {"v": vector, "m": matrix}
     file = view_as_gguf(source)
     assert (file.path, file.metadata, file.tensors["m"]) == ("in.gguf", {"scaled": 1}, "matrix")
     assert (file.tensors["v"].name, file.tensors["v"].format, file.tensors["v"].shape) == ("v", BY_NAME["F32"], (4,))
@@ -276,7 +276,7 @@ def test_chunks_are_selected_evenly():
     assert [len(chunk) for chunk in calibration.select_chunks(2, 4)] == [4, 4] and len(
         calibration.select_chunks(1)[0]
     ) == 10
-    calibration._hyperparameters = SimpleNamespace(encode=True)  # type: ignore[assignment]
+    calibration._hyperparameters = SimpleNamespace(encode=True)
     assert calibration.find_folds() == [], "models of two parts are not scaled"
 
 
@@ -350,5 +350,5 @@ def test_logits_close_their_runner_and_forwarding_may_stop_early(reading: Any):
 def test_calibration_metadata_goes_to_the_first_file_of_a_plan():
     calibration: Any = Calibration.__new__(Calibration)
     calibration._metadata = {"calibration.texts": "t"}
-    plan: Any = QuantizePlan("source", [({"a": 1}, ["x"]), ({"b": 2}, ["y"])], [])  # type: ignore[arg-type, list-item]
+    plan: Any = QuantizePlan("source", [({"a": 1}, ["x"]), ({"b": 2}, ["y"])], [])
     assert calibration.add_metadata(plan).files == [({"a": 1, "calibration.texts": "t"}, ["x"]), ({"b": 2}, ["y"])]

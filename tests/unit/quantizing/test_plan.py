@@ -247,7 +247,7 @@ def test_tensors_are_aligned_as_the_file_says(tmp_path: Path):
 
 
 def test_every_split_has_its_index_and_the_tensor_count(model: Path):
-    source = open_source(str(model))
+    source: Any = open_source(str(model))
     names = [each.name for each in source.tensors]
     source.parts = [names[:3], names[3:5], names[5:]]
     parts = make_plan(source, QuantizeRequest(COPY, keep_split=True)).files
@@ -317,7 +317,7 @@ PLAN: Any = SimpleNamespace(source=SimpleNamespace(path="in.gguf"), guard="guard
 def test_outputs_are_locked_while_they_are_written(steps: list[Any], monkeypatch: pytest.MonkeyPatch, wanted: bool):
     """Check also that warnings are returned if asked for."""
     request, lines = QuantizeRequest(COPY), list[str]() if wanted else None
-    assert quantize.quantize_model(PLAN, "out", request, 3, print, repr, lines) == ["a", "b"]  # type: ignore[arg-type]
+    assert quantize.quantize_model(PLAN, "out", request, 3, print, repr, lines) == ["a", "b"]
     wrote = ("write", PLAN, ["a", "b"], 3, print, repr, ANY)
     assert steps == [(PLAN, "out", request), "+a", "+b", wrote, "-b", "-a"]
     assert lines == (["the disk is odd"] if wanted else None)
@@ -390,9 +390,9 @@ def test_a_calibrated_plan_is_folded_then_encoded_and_written(steps: list[Any], 
     )
     if fails:
         with pytest.raises(ModelError):
-            quantize.quantize_model(PLAN, "out", request, 3, on_progress, repr, lines)  # type: ignore[arg-type]
+            quantize.quantize_model(PLAN, "out", request, 3, on_progress, repr, lines)
     else:
-        quantize.quantize_model(PLAN, "out", request, 3, on_progress, repr, lines)  # type: ignore[arg-type]
+        quantize.quantize_model(PLAN, "out", request, 3, on_progress, repr, lines)
     assert progress == [(0, "x")] and lines == ["the disk is odd"] * (not fails)
     assert steps[3:-2] == [
         ("calibration", PLAN, ["t"]), f"+{done}", ("folded", PLAN.source, request, 3, repr, done),

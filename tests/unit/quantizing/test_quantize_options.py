@@ -191,14 +191,12 @@ def test_a_source_that_changes_while_it_is_read_is_refused(model: Path, tmp_path
     folder = write_checkpoint(tmp_path / "folder")
     for source, changed in ((model, model), (folder, folder / "config.json"), (folder, folder / "model.safetensors")):
         plan = make_plan(open_source(str(source)), QuantizeRequest(find_type("Q8_0")))
+
+        def touch(done: int, name: str, changed: Path = changed) -> None:
+            os.utime(changed, ns=(1, done))
+
         with pytest.raises(ModelError, match=f"{changed.name}: this file changed while it was read"):
-            quantize_model(
-                plan,
-                str(out),
-                QuantizeRequest(find_type("Q8_0")),
-                1,
-                lambda done, name, to=changed: os.utime(to, ns=(1, done)),
-            )
+            quantize_model(plan, str(out), QuantizeRequest(find_type("Q8_0")), 1, touch)
         assert out.read_bytes() == b"old"
     file = GGUFFile.open(model)
     files, _ = plan_split(file, str(tmp_path / "s"), SplitLimits(5))

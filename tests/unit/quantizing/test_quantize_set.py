@@ -243,7 +243,11 @@ def test_an_interrupted_set_continues_to_the_same_bytes(model: Path, tmp_path: P
         again = QuantizeSet(members(model, folder), [], 1, lambda done, name: None)
         assert again.resumes is (at > 1)
         seen: list[str] = []
-        again._on_progress = lambda done, name, seen=seen: seen.append(name)
+
+        def hear(done: int, name: str, seen: list[str] = seen) -> None:
+            seen.append(name)
+
+        again._on_progress = hear
         again.check()
         again.run(widener)
         assert len(seen) <= 21 - at + 1 and {path.name: path.read_bytes() for path in folder.iterdir()} == expected

@@ -149,7 +149,7 @@ def test_activations_round_exactly_at_the_largest_value_and_zero():
 def test_a_folded_source_scales_rows_and_columns():
     """Columns are multiplied, rows and values of vectors divided, also in each matrix of a stack."""
     shapes = {"norm": (4,), "up": (6, 4), "stack": (2, 6, 4), "free": (2, 4)}
-    tensors = {name: job_of(name, *shape).tensor for name, shape in shapes.items()}
+    tensors: dict[str, Any] = {name: job_of(name, *shape).tensor for name, shape in shapes.items()}
     for each in tensors.values():
         each.rows = lambda first, last, data=each.data: data[first:last]
     inner: Any = SimpleNamespace(
@@ -274,7 +274,7 @@ class OfArrays(FoldMeasurer):
 
 
 def watched(folds: list[ScaleFold], *jobs: TensorJob, told: Any = lambda *given: None) -> Any:
-    return OfArrays({job.tensor.name: job for job in jobs}, None, folds, 2, told)  # type: ignore[arg-type]
+    return OfArrays({job.tensor.name: job for job in jobs}, None, folds, 2, told)
 
 
 def texts(n: int, count: int = 4) -> list[np.ndarray]:
@@ -297,7 +297,7 @@ def test_a_fold_is_measured_on_samples_of_matrices_rows_and_inputs(
     readers = watched([], job)._read(job, MatrixInputs(lambda n: iter(texts(n))))
     for reader, n in zip(readers, taken, strict=True):
         assert reader.format == "Q4_0"
-        np.testing.assert_array_equal(reader.weights, job.tensor.data.reshape(-1, 8, 32)[n][[0, 2, 4, 7]])  # type: ignore[attr-defined]
+        np.testing.assert_array_equal(reader.weights, job.tensor.data.reshape(-1, 8, 32)[n][[0, 2, 4, 7]])
         np.testing.assert_allclose(reader.squares, np.full(32, (n + 1) ** 2))
         np.testing.assert_array_equal(reader.inputs, np.concatenate(texts(n)[1::2])[::step])
 
@@ -308,7 +308,7 @@ def test_matrices_without_encoding_output_or_inputs_are_not_measured():
     assert [len(watched([], one)._read(one, met)) for one in (job, copied, plain)] == [1, 0, 0]
     assert watched([], job)._read(job, MatrixInputs(lambda n: iter([texts(0)[0], texts(0)[0][:0]]))) == []
     assert watched([], job)._read(job, MatrixInputs(lambda n: iter([texts(0)[0][:0], texts(0)[0]]))) == []
-    job.tensor.data[:] = 0  # type: ignore[attr-defined]
+    job.tensor.data[:] = 0
     assert watched([], job)._read(job, met) == []
 
 
@@ -358,10 +358,10 @@ def test_measured_scales_are_concatenated_for_all_folds(monkeypatch):
 
     folds = [ScaleFold(1, (), ("a", "b")), ScaleFold(2, (), ("c",)), ScaleFold(3, (), ("d",))]
     calibration: Any = Calibrating()
-    measured = folding.measure_scales(calibration, folds, None, 5, lambda *given: progress.append(given))  # type: ignore[arg-type]
+    measured = folding.measure_scales(calibration, folds, None, 5, lambda *given: progress.append(given))
     assert measured.tolist() == [1, 2, 3, 1, 1, 1] and measured.dtype == np.float32
     assert (heard, progress) == ([((12, 256), 5)], [(3, 4, "x")])
-    assert folding.measure_scales(calibration, [], None, 5, print).tolist() == [] and len(heard) == 1  # type: ignore[arg-type]
+    assert folding.measure_scales(calibration, [], None, 5, print).tolist() == [] and len(heard) == 1
 
 
 def test_measured_scales_are_stored_for_the_next_run(monkeypatch, tmp_path: Path):
@@ -380,14 +380,14 @@ def test_measured_scales_are_stored_for_the_next_run(monkeypatch, tmp_path: Path
     request = replace(request, options=request.options._replace(formats={"a": "Q8_0"}))
     for _ in range(2):
         with ArrayLog(tmp_path / "done", "key") as done:
-            folded_source: Any = folding.fold_scales("source", request, 3, print, "compiling", done)  # type: ignore[arg-type]
+            folded_source: Any = folding.fold_scales("source", request, 3, print, "compiling", done)
         source, scales, widener = folded_source.records_input
         assert source == "source" and widener == ({BY_NAME["F32"]}, "compiling")
         assert [(fold, part.tolist()) for fold, part in scales] == [(folds[0], [2, 1]), (folds[2], [1, 1, 3])]
     assert measured == [("calibration", folds, widener, 3, print)]
     assert calls[0] == ("source", replace(request, options=request.options._replace(formats={}))) and calls[1] == ["t"]
-    assert folding.fold_scales(folded_source, request, 3, print) is folded_source and len(calls) == 4  # type: ignore[arg-type]
-    folding.fold_scales("source", replace(request, texts=None), 3, print)  # type: ignore[arg-type]
+    assert folding.fold_scales(folded_source, request, 3, print) is folded_source and len(calls) == 4
+    folding.fold_scales("source", replace(request, texts=None), 3, print)
     assert len(measured) == 2 and calls[-1] == ()
 
 

@@ -248,8 +248,8 @@ def test_the_percentage_is_shown_on_narrow_terminals(columns: int, monkeypatch, 
     progress._display = quantize_progress._ProgressBar(ProgressLine())
     with progress as show:
         show("encoding", 1, 10, "blk.0.attn_q.weight")
-        table = progress._display._progress.get_renderable()  # type: ignore[union-attr]
-        console = progress._display._progress.console  # type: ignore[union-attr]
+        table = progress._display._progress.get_renderable()
+        console = progress._display._progress.console
         with console.capture() as captured:
             console.print(table)
     assert " 10%" in captured.get()

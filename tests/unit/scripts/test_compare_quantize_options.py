@@ -71,7 +71,7 @@ TYPES: dict[str, int | None] = {
 
 def usage(options: list[str], types: dict[str, int | None]) -> str:
     lines = [f"  {name} value\n      what it does" for name in options]
-    lines += [f"  {'' if number is None else number:>2}  or  {name:<7} : described" if number is not None
+    lines += [f"  {number:>2}  or  {name:<7} : described" if number is not None
               else f"          {name:<7} : described" for name, number in types.items()]  # fmt: skip
     return "\n".join(lines) + "\n"
 

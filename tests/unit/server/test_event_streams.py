@@ -39,7 +39,7 @@ def sent_by(
         if heard and message.get("body", b"").startswith(b":"):
             heard.set()
 
-    asyncio.run(stream({}, receive, send))  # type: ignore[arg-type]
+    asyncio.run(stream({}, receive, send))
     return sent
 
 
@@ -167,7 +167,7 @@ def test_binding_an_unusable_address_is_refused():
 
 
 def test_the_listener_limits_connections_and_grace():
-    listener = create_listener(None, ClientLimits(connections=7), ShutdownOptions(3.9, lambda: None, print))  # type: ignore[arg-type]
+    listener = create_listener(None, ClientLimits(connections=7), ShutdownOptions(3.9, lambda: None, print))
     expected = {
         "http": IdleTimeoutProtocol, "ws": "none", "lifespan": "off", "log_config": None, "access_log": False,
         "server_header": False, "limit_concurrency": 7, "timeout_keep_alive": 10, "date_header": False,

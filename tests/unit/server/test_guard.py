@@ -68,7 +68,7 @@ def pass_guard(
         sent.append(message)
 
     scope = {"type": "http", "method": method, "path": "/left", "headers": [*headers]}
-    asyncio.run(AccessGuard(app, rules, str)(scope, None, send))  # type: ignore[arg-type]
+    asyncio.run(AccessGuard(app, rules, str)(scope, None, send))
     starts = [message for message in sent if message["type"] == "http.response.start"]
     headers_sent = {name.decode(): value.decode() for name, value in starts[0]["headers"]}
     return [message["status"] for message in starts], headers_sent, len(asked)

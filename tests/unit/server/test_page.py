@@ -133,7 +133,7 @@ def test_conversations_are_not_for_other_sites(served: Served):
         ("OPTIONS", "/sessions"),
     ):
         assert served.ask(method, address, None, {"Origin": "https://friend.example"}).status == 403
-    with serving({"scripted": lambda: None}, AccessRules(keys=[KEY])) as locked:
+    with serving({"scripted": lambda: pytest.fail("opened")}, AccessRules(keys=[KEY])) as locked:
         assert locked.get("/").status == 200 and locked.get("/sessions").status == 401
         assert locked.get("/sessions", Authorization=f"Bearer {KEY}").status == 200
 

@@ -59,7 +59,7 @@ def test_the_page_writes_a_session(page_of: Any, monkeypatch: pytest.MonkeyPatch
     longer = {"role": "system", "content": "Be short"}, *TURN
     assert page_of.write("a", *longer, revision=revision) == page_of.read("a")["revision"] != revision
     assert page_of.read("a")["messages"] == [*longer]
-    assert json.loads(asyncio.run(page.list_sessions(page_of.served, None)).body) == {"sessions": [{"name": "a"}]}  # type: ignore[arg-type]
+    assert json.loads(asyncio.run(page.list_sessions(page_of.served, None)).body) == {"sessions": [{"name": "a"}]}
     with pytest.raises(UsageError, match="only the first message may have the role system"):
         page_of.write("a", TURN[0], {"role": "system", "content": "Be short"})
     monkeypatch.setattr(page, "MAX_MESSAGES", 2)

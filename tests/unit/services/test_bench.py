@@ -41,7 +41,7 @@ from localllm.services.bench import Bench, BenchResult, SpeedTestRunner, SpeedTe
 from localllm.services.inspection.inspect import MatrixCosts
 from tests.integration.test_cli import ENVIRONMENT, PROGRAM, posix
 
-SpeedTestSpec.__test__ = False  # type: ignore[attr-defined]  # no test case
+SpeedTestSpec.__test__ = False  # no test case
 COSTS = MatrixCosts(weight_bytes=2_000_000, per_token=3_000_000, per_logits=1_000_000)
 
 
@@ -83,7 +83,7 @@ class TimedEngine(FakeEngine):
 
 
 class TimedSequence(FakeSequence):
-    def append(self, ids, logits="last", precise=True):
+    def append(self, ids, logits="last", precise=True, kernel_tokens=0):
         times, known = self.engine.times, self.engine.known
         self.engine.clock += (times.pop(0) if len(times) > 1 else times[0]) * len(ids)
         for position, token in enumerate(ids, len(self.tokens)):
@@ -237,7 +237,7 @@ class Counting(ReferenceBuilder):
     def linear(self, x, weight):
         self.multiply_adds += len(x) * prod(weight.shape)
         self.weight_bytes += weight.tensor.nbytes
-        return super().linear(x, weight)
+        return super().linear(x, weight)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -334,8 +334,8 @@ def test_texts_of_each_length_are_timed(monkeypatch):
         assert one["tokens_per_second"] == pytest.approx(750) and one["deviation"] == pytest.approx(stdev(both))
         assert one["texts_per_second"] == pytest.approx(750 / one["length"])
     monkeypatch.setattr(FakeReader, "context", 10_000)
-    (rows,) = bench.measure_embedding("m", [10_000], None, 0, progress.append)
-    assert (rows["texts"], rows["deviation"], rows["length"]) == (1, 0.0, 10_000)
+    (row,) = bench.measure_embedding("m", [10_000], None, 0, progress.append)
+    assert (row["texts"], row["deviation"], row["length"]) == (1, 0.0, 10_000)
     assert FakeReader.heard[2] == EngineOptions(None, backend="auto", progress=None)
     assert FakeReader.heard[-1].events == ["prepared", (1, 10_000), (1, 10_000), "closed"]
 

@@ -96,7 +96,8 @@ def test_mean_is_the_difference_of_the_means():
 def test_pca_is_the_eigenvector_of_the_largest_eigenvalue():
     positive, negative = random_states()
     for flipped in (1, -1):
-        directions = compute_directions(*(positive, negative)[::flipped], "pca")
+        first, second = (positive, negative)[::flipped]
+        directions = compute_directions(first, second, "pca")
         for layer, direction in enumerate(directions):
             differences = flipped * (positive - negative)[:, layer].astype(np.float64)
             largest = np.linalg.eigh(differences.T @ differences)[1][:, -1]

@@ -126,7 +126,7 @@ def test_instructions_that_change_kernels_are_recorded(monkeypatch, features: st
 def test_a_receipt_records_python_processor_system_and_device(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(receipts, "describe_processor", lambda: "an abacus")
     monkeypatch.setattr(receipts, "get_system_name", lambda: "DOS")
-    environment = receipts.describe_environment(SimpleNamespace(engine=SimpleNamespace(device="beads")))  # type: ignore[arg-type]
+    environment = receipts.describe_environment(SimpleNamespace(engine=SimpleNamespace(device="beads")))
     assert (environment["python"], environment["processor"], environment["system"]) == (
         platform.python_version(),
         "an abacus",
@@ -299,7 +299,7 @@ def test_replay_uses_the_method_of_the_answer(asked: Any, n: int, beams: int):
     session = SimpleNamespace(complete=saying("complete"), chat=saying("chat"))
     session.candidates = lambda *arguments: [saying("candidates")(*arguments)] * arguments[2]
     receipt, options = {**OWN, "prompt": {"asked": asked}, "options": {"n": n, "beams": beams}}, GenerationOptions()
-    result = receipts.regenerate(SimpleNamespace(session=session), receipt, options, heard.append)  # type: ignore[arg-type]
+    result = receipts.regenerate(SimpleNamespace(session=session), receipt, options, heard.append)
     if (n, beams) == (1, 0):
         assert (result, heard) == ({"text": "xx", "tokens": [7, 8]}, [1, 2])
         assert called == [("complete" if asked == "Hi" else "chat", asked, options)]
@@ -325,9 +325,9 @@ def test_changes_of_the_environment_are_listed(
     hashes, model = ["0123456789abcdef01", "f" * 64], SimpleNamespace(engine=engine)
     monkeypatch.setattr(receipts, "identify_files", lambda *arguments: [{"sha256": each} for each in hashes])
     receipt = {"made_by": then, "opening": {}, "model": {"files": [{"sha256": each} for each in hashes]}}
-    assert receipts.list_changes(receipt, model) == expected  # type: ignore[arg-type]
+    assert receipts.list_changes(receipt, model) == expected
     receipt["model"]["files"].pop()
-    assert receipts.list_changes(receipt, model) == [  # type: ignore[arg-type]
+    assert receipts.list_changes(receipt, model) == [
         *expected, "the model differs: its SHA-256 was 0123456789abcdef…, is now 0123456789abcdef, ffffffffffffffff…"
     ]  # fmt: skip
 
@@ -400,7 +400,7 @@ def test_a_draft_model_is_recorded_by_its_path():
 @pytest.mark.parametrize("name", ["logits_processor", "stopping_criteria"])
 def test_functions_cannot_be_recorded(name: str):
     with pytest.raises(UsageError, match=f"{name} cannot be stored in a receipt"):
-        receipts.serialize_options(GenerationOptions(**{name: print}))  # type: ignore[arg-type]
+        receipts.serialize_options(GenerationOptions(**{name: print}))
 
 
 def test_the_opening_of_a_model_is_recorded():
@@ -421,7 +421,7 @@ def test_unrecordable_options_are_refused_before_the_answer(tmp_path: Path):
     options = GenerationOptions(sampling=SamplingOptions(seed=1))
     object.__setattr__(options, "keep", object())
     with pytest.raises(UsageError, match="keep cannot be stored in a receipt"):
-        cli_receipt.prepare_options(str(tmp_path / "r.json"), options, model, [], False)  # type: ignore[arg-type]
+        cli_receipt.prepare_options(str(tmp_path / "r.json"), options, model, [], False)
 
 
 def test_hashes_are_cached_while_a_file_is_unchanged(tmp_path: Path, hashes: Path):

@@ -277,9 +277,11 @@ def test_ctrl_break_ends_a_server(monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setattr(signal, "SIGBREAK", number, raising=False)
     before = signal.getsignal(number)
-    server = create_listener(
-        lambda scope, receive, send: None, ClientLimits(1), ShutdownOptions(0, lambda: None, print)
-    )
+
+    async def app(scope: object, receive: object, send: object) -> None:
+        """Answer nothing."""
+
+    server = create_listener(app, ClientLimits(1), ShutdownOptions(0, lambda: None, print))
     with server.capture_signals():
         signal.raise_signal(number)
     assert server.should_exit and server.stopped_by == number and signal.getsignal(number) is before
@@ -632,7 +634,7 @@ def test_pages_are_prefaulted_in_steps(monkeypatch: pytest.MonkeyPatch, there: b
     known = SimpleNamespace(CDLL=lambda name: SimpleNamespace(madvise=advise), c_void_p=1, c_size_t=2, c_int=3)
     monkeypatch.setattr(memory, "ctypes", known)
     memory.prefault("m.gguf", 100, 10, 4)
-    assert asked == [(*piece, 22) for piece in mapped] and advise.argtypes == [1, 2, 3]  # type: ignore[attr-defined]
+    assert asked == [(*piece, 22) for piece in mapped] and advise.argtypes == [1, 2, 3]
 
 
 @pytest.mark.parametrize("missing", [None, 6300])
@@ -683,13 +685,13 @@ def test_returned_pages_are_zero(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="Linux only")
 def test_huge_pages_are_optional():
     asked: list[int] = []
-    memory.prefer_huge_pages(SimpleNamespace(madvise=asked.append))  # type: ignore[arg-type]
+    memory.prefer_huge_pages(SimpleNamespace(madvise=asked.append))
     assert asked == [mmap.MADV_HUGEPAGE]
 
     def refuse(advice: int) -> None:
         raise OSError
 
-    memory.prefer_huge_pages(SimpleNamespace(madvise=refuse))  # type: ignore[arg-type]
+    memory.prefer_huge_pages(SimpleNamespace(madvise=refuse))
 
 
 @pytest.mark.parametrize(
@@ -722,7 +724,7 @@ class Library:
         def call(*arguments: Any) -> None:
             self.called.append((name, *arguments))
 
-        call.name = name  # type: ignore[attr-defined]
+        call.name = name
         setattr(self, name, call)
         return call
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
+from typing import Any
 
 import numpy as np
 import pytest
@@ -568,7 +569,7 @@ def test_decay_slopes_of_minimax_depend_on_the_layer(golden):
     from localllm.arch.families import minimax_01
 
     file = golden("minimax_01")
-    h = load_architecture(file)[1]
+    h: Any = load_architecture(file)[1]
     for layers in (1, 2, 5):
         of_layers = replace(h, layers=layers, attention=replace(h.attention, heads=(4,) * layers))
         for layer in range(layers):

@@ -283,7 +283,7 @@ def pair(**changes: Any) -> clip.ClipEncoders:
     fields = fields_of(**{**SEEING, **PAIR, **changes})
     metadata = {**fields.metadata, "general.architecture": "clip"}
     metadata = {key.replace(fields.prefix, "clip."): value for key, value in metadata.items()}
-    return clip.read_clip(SimpleNamespace(metadata=metadata, path="clip.gguf", oddities=Irregularities()))  # type: ignore[arg-type]
+    return clip.read_clip(SimpleNamespace(metadata=metadata, path="clip.gguf", oddities=Irregularities()))
 
 
 def test_both_encoders_of_a_pair_are_read():

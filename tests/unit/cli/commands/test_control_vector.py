@@ -1,6 +1,7 @@
 """The command control-vector: its file, its errors, and an interruption."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from invoked import invoke
@@ -28,7 +29,8 @@ def test_the_file_can_be_used_at_once(cli, tiny: str, folder: Path, method: str)
     code, out, err = cli("control-vector", tiny, "v.gguf", *PAIR, "--method", method)
     assert (code, out, err) == (0, "", "")
     with GGUFFile.open(tiny) as file:
-        width, layers = file.tensors["token_embd.weight"].shape[1], file.metadata["llama.block_count"]
+        width = file.tensors["token_embd.weight"].shape[1]
+        layers: Any = file.metadata["llama.block_count"]
     assert [*read_control_vector("v.gguf", width, layers)] == [*range(1, layers)]
     assert is_control_vector("v.gguf") and not is_model("v.gguf")
     answers = {cli("run", tiny, "-p", "Hi", "--temp", "0", "-n", "8", "--control-vector", f"v.gguf:{scale}")[:2]

@@ -197,7 +197,7 @@ def test_hidden_reasoning_shows_its_progress(talk: TerminalConversation, say: Sa
     shown = list[str]()
     drawn = SimpleNamespace(push=lambda text, is_thought: shown.append(text), end=lambda: shown.append("end"))
     monkeypatch.setattr(conversation, "make_page", lambda markdown: drawn)
-    talk._line = SimpleNamespace(show=shown.append, clear=lambda: shown.append("clear"))  # type: ignore[assignment]
+    talk._line = SimpleNamespace(show=shown.append, clear=lambda: shown.append("clear"))
     talk.shows_reasoning = False
     say("q", Answer((REASONING, "Hm"), (REASONING, "."), "Yes"))
     thinking = ["clear", "thinking: 3 tokens"]
@@ -449,7 +449,7 @@ class Calls:
 
 
 def test_calls_are_answered_until_the_model_answers(talk: TerminalConversation, say: Say):
-    talk.tools = tools = Calls()  # type: ignore[assignment]
+    talk.tools = tools = Calls()
     one, two = ToolCall("one", ["{}"]), ToolCall("two", ["{}"])
     say("q", Answer("look", calls=[one, two]), Answer("", calls=[one]), Answer("done"))
     assert texts(talk) == ["q", "look", "did one", "did two", "", "did one", "done"] and agrees(talk)
@@ -499,7 +499,7 @@ def test_loading_a_session_of_another_model_warns(talk: TerminalConversation, sa
     assert "n · Q8_0 · 80 tokens of context" in say("/model n") and first.closed == 1 and talk.model.name == "n"
     assert sessions.read_session("trip").model.name == "n" and agrees(talk)
     talk.leave()
-    other = TerminalConversation(Model("o"), GenerationOptions(), ProgressLine())  # type: ignore[arg-type]
+    other = TerminalConversation(Model("o"), GenerationOptions(), ProgressLine())
     other.load("trip")
     assert other.model.session.earlier == 8 and other.model.session.did == ["park"]
     other.leave()
@@ -625,13 +625,13 @@ def test_continuing_and_stopping_at_once_changes_nothing(talk: TerminalConversat
 
 def test_continue_runs_no_tools(talk: TerminalConversation, say: Say):
     say("q", Answer("one ", reason="length"))
-    talk.tools = tools = Calls()  # type: ignore[assignment]
+    talk.tools = tools = Calls()
     say("/continue", Answer("two"))
     assert texts(talk) == ["q", "one two"] and tools.questions == [[]] and agrees(talk)
 
 
 def test_an_answer_interrupted_before_its_first_token_runs_no_call(talk: TerminalConversation, say: Say):
-    talk.tools = Calls()  # type: ignore[assignment]
+    talk.tools = Calls()
     say("q", Answer("look", calls=[ToolCall("one", ["{}"])]), Answer(KeyboardInterrupt()))
     assert texts(talk) == ["q", "look", "did one"] and agrees(talk)
 

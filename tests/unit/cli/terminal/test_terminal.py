@@ -4,6 +4,7 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -255,7 +256,7 @@ def test_text_between_triple_quotes_is_one_message(text: str, is_open: bool, inn
 
 def test_chat_continues_after_errors_until_ctrl_d(monkeypatch, capsys):
     """End one line by Ctrl-C or an error; ignore blank lines."""
-    lines = iter(["a", KeyboardInterrupt, " ", "wrong", "stop", "/zzzz", EOFError, "never"])
+    lines: Iterator[Any] = iter(["a", KeyboardInterrupt, " ", "wrong", "stop", "/zzzz", EOFError, "never"])
     asked, dimmed = [], []
 
     def read() -> str:
@@ -273,7 +274,7 @@ def test_chat_continues_after_errors_until_ctrl_d(monkeypatch, capsys):
 
     monkeypatch.setattr(line_editor, "make_editor", lambda complete: SimpleNamespace(read=read))
     monkeypatch.setattr(chat, "say_dim", dimmed.append)
-    chat.run_loop(SimpleNamespace(ask=ask), lambda path: None, ExitStack())  # type: ignore[arg-type]
+    chat.run_loop(SimpleNamespace(ask=ask), lambda path: pytest.fail(path), ExitStack())
     assert (asked, dimmed, next(lines)) == (
         ["a", "wrong", "stop"],
         ["to leave, press Ctrl-D or type /exit", "interrupted"],
@@ -295,7 +296,7 @@ def test_chat_with_a_prompt_exits_as_run_does(has_tools: bool, monkeypatch):
     monkeypatch.setattr(chat.opening, "finish_writes", settled.append)
 
     def once(chosen: GenerationOptions) -> None:
-        chat.answer_once(model, [], chosen, object() if has_tools else None, None)  # type: ignore[arg-type]
+        chat.answer_once(model, [], chosen, object() if has_tools else None, None)
 
     once(GenerationOptions())
     assert settled == [model]
@@ -312,7 +313,7 @@ def test_help_on_a_narrow_terminal_is_stacked(monkeypatch):
     monkeypatch.setattr(chat_commands, "print_dim", shown.append)
     for width in (35, 36, 100):
         monkeypatch.setattr(chat_commands, "get_width", lambda width=width: width)
-        chat_commands.show_help(None, "", None)  # type: ignore[arg-type]
+        chat_commands.show_help(None, "", None)
     narrow, wider, wide = (text.splitlines() for text in shown)
     assert narrow[:4] == ["/help", "    show this help", "/clear", "    start a new conversation"]
     place = narrow.index("/undo N")

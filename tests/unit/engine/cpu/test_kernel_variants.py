@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "scripts" / "measure"))
 from make_synthetic import SHAPES, write_model
 
 PROMPT = [*range(1, 11)]  # few enough for every lane to read rows as in decode
-ROUTED = RoutedRows("routed", None, ALL)  # type: ignore[arg-type]
+ROUTED = RoutedRows("routed", None, ALL)
 
 
 def called(format: str, columns: int, counts: Iterable[tuple[int, int]], most_precise: int) -> set[str]:

@@ -142,7 +142,7 @@ FILE = GOLDENS / "steps_cpu.txt"
 
 
 def steps_of(in_tiles: bool, say: Any, states: Any = (), kv_type: str = "f32", keeps: bool = True) -> list[str]:
-    builder = Recorder(SimpleNamespace(vocab_size=9, width=8), 64)  # type: ignore[arg-type]
+    builder = Recorder(SimpleNamespace(vocab_size=9, width=8), 64)
     say(builder, lambda columns: builder.external_input(np.zeros((9, columns), np.float32), columns))
     target = target_of(in_tiles, keeps)
     places = StepMemory(KVCache(list(states), PAGE, KVType.parse(kv_type), (1,)), None, RunHeader(7))

@@ -88,9 +88,8 @@ def test_tapes_are_sliced_at_stages_before_weights_exceed_the_limit(monkeypatch)
 def test_a_run_lists_the_variants_that_its_products_need(of, most, is_precise, run, names):
     """Four tokens are few; experts have some of the tokens each, in the precision of the run."""
     tokens, wanted, most_precise = run
-    listed = VariantProduct("Q8_0", 4, 4, of, most, is_precise).list_variants(
-        RunShape(*run[:2], tokens, wanted, most_precise)
-    )
+    shape = RunShape(tokens, wanted, tokens, wanted, most_precise)
+    listed = VariantProduct("Q8_0", 4, 4, of, most, is_precise).list_variants(shape)
     assert listed == [f"linear_{name}-Q8_0" for name in names.split()]
 
 
@@ -386,7 +385,11 @@ def test_a_backend_compiles_one_image_program_for_each_type_of_attention(monkeyp
     monkeypatch.setattr(backend, "ImageRowProgram", lambda *given: programs.append(given) or SimpleNamespace(
         run=lambda *run: (given[0], *run)))  # fmt: skip
     options = EngineOptions(threads=3)
-    tested = CpuBackend(["model"], [], 100, options, rows=lambda is_whole: f"rows {is_whole}")
+
+    def rows(is_whole):
+        return f"rows {is_whole}"
+
+    tested = CpuBackend(["model"], [], 100, options, rows=rows)
     spans = [SimpleNamespace(seen=SimpleNamespace(is_whole=is_whole)) for is_whole in (True, False, True)]
     assert [tested.run([span], False) for span in spans] == [
         ("rows True", spans[0], False), ("rows False", spans[1], False), ("rows True", spans[2], False),

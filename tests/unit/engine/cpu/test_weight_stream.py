@@ -167,7 +167,9 @@ def stream_of_reads(file: GGUFFile) -> list[read_ahead.Slice]:
     """Return slices that read the tensors of a file."""
     slices = []
     for index, tensor in enumerate(file.tensors.values()):
-        matrix = weight_stream.Matrix({}, tensor.data, *file.locate(tensor.data))
+        place = file.locate(tensor.data)
+        assert place is not None
+        matrix = read_ahead.Matrix({}, tensor.data, *place)
         slices.append(read_ahead.Slice(index, matrix.move(np.zeros(matrix.size, np.uint8), 0), None))
     return slices
 

@@ -288,7 +288,11 @@ def test_chunks_are_converted_where_they_arrive(card: CudaGpu, heard: Heard, mon
     card._driver.cuMemcpyHtoDAsync = lambda target, source, size, stream: heard.append((target, size)) or (0,)
     heard.clear()
     chunks = [np.zeros(size, np.uint8) for size in (8, 16, 24, 32)]
-    card.upload_chunks(chunks, lambda address, chunk: f"{address} {len(chunk)}" if len(chunk) < 32 else None, 1000)
+
+    def work_on(address, chunk):
+        return f"{address} {len(chunk)}" if len(chunk) < 32 else None
+
+    card.upload_chunks(chunks, work_on, 1000)
     moves = [call for call in heard if isinstance(call, tuple)]
     first, second = moves[0][0], moves[1][0]
     assert first != second and moves == [(first, 8), (second, 16), (first, 24), (1048, 32)]

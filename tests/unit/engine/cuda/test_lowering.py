@@ -92,7 +92,7 @@ FILE = GOLDENS / "steps_cuda.txt"
 
 
 def steps_of(size: tuple[int, int], say: Any, states: Any = (), kv_type: str = "f32", capability: Any = (8, 0)) -> Any:
-    builder = Recorder(SimpleNamespace(vocab_size=9, width=8), 64)  # type: ignore[arg-type]
+    builder = Recorder(SimpleNamespace(vocab_size=9, width=8), 64)
     say(builder, lambda columns: builder.external_input(np.zeros((9, columns), np.float32), columns))
     places = StepMemory(KVCache(list(states), PAGE, KVType.parse(kv_type), (1,)), None, RunHeader(size[0]))
     weights: Any = SimpleNamespace(get_address=lambda weight: f"matrix {weight.name}", capability=capability)

@@ -104,9 +104,9 @@ def test_threads_take_turns(path: Path):
             events.append("seek")
             return super().seek(*place)
 
-        def read(self, *count: int) -> bytes:
+        def read(self, size: int | None = -1, /) -> bytes:
             events.append("read")
-            return super().read(*count)
+            return super().read(size)
 
     with ArrayLog(path, "key") as file:
         real, file._file, file._lock = file._file, Noted(path.read_bytes()), Turn()

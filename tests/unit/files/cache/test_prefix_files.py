@@ -92,9 +92,11 @@ class World:
         rows = np.array([[1.5, 2.5]], np.float32) if logits else None
         self.prefixes._write_chunks(PendingWrite(self.sequence(count, aligned), rows, is_conversation))
 
-    def found(self, ids, *given) -> list[tuple]:
+    def found(self, ids, *given) -> tuple[list[tuple[int, int]], int, bool] | None:
         stored = self.prefixes.find_prefix(ids, *given)
-        return stored and ([(piece.first, piece.last) for piece in stored.pieces], len(stored.ids), stored.has_logits)
+        if stored is None:
+            return None
+        return [(piece.first, piece.last) for piece in stored.pieces], len(stored.ids), stored.has_logits
 
 
 def test_the_store_of_these_tests_is_a_paged_store():

@@ -4,6 +4,7 @@ import errno
 import os
 import struct
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -177,7 +178,8 @@ def test_empty_arrays_may_end_the_file(tmp_path):
 
 def test_arrays_in_arrays_are_read(tmp_path):
     inner = array(U8, 2, b"\1\2") + array(STRING, 1, text("x"))
-    (numbers, strings) = opened(tmp_path, built([key("a", ARRAY, array(ARRAY, 2, inner))])).metadata["a"]
+    arrays: Any = opened(tmp_path, built([key("a", ARRAY, array(ARRAY, 2, inner))])).metadata["a"]
+    numbers, strings = arrays
     assert numbers.tolist() == [1, 2] and strings == ["x"]
 
 

@@ -147,7 +147,7 @@ def found_in(texts: list[str]) -> MappedStrings:
     data, place = placed([text.encode() for text in texts])
     table = build_table(place, texts)
     assert table is not None
-    return MappedStrings(data, table)  # type: ignore[arg-type]
+    return MappedStrings(data, table)
 
 
 def test_a_string_that_comes_twice_is_found_at_its_first_place():
@@ -185,7 +185,7 @@ def test_after_many_lookups_the_index_becomes_a_dictionary(monkeypatch):
     for _ in range(2):
         assert [index.get(text) for text in texts] == [0, 1, 2, 3, 4, 5, 6, None, 8, 9]
         assert index.get("none") is None and index.get("none", 5) == 5 and "text 7" not in index
-    assert index.get.__self__ == {text: place for place, text in enumerate(texts) if place != 7}  # type: ignore[attr-defined]
+    assert index.get.__self__ == {text: place for place, text in enumerate(texts) if place != 7}
 
 
 def test_strings_that_cannot_be_mapped_make_no_table():

@@ -609,7 +609,7 @@ def test_endless_schemas_and_vocabularies_without_an_end_are_refused(monkeypatch
     with pytest.raises(
         UsageError, match=r"^the model's vocabulary has no token that ends an answer, which a constraint"
     ):
-        get_matcher(Constraint.from_regex("a"), SimpleNamespace(end_ids=frozenset()), 5)  # type: ignore[arg-type]
+        get_matcher(Constraint.from_regex("a"), SimpleNamespace(end_ids=frozenset()), 5)
     monkeypatch.setattr(constraints, "make_exact", endless)
     with pytest.raises(UsageError, match=r"^the schema cannot be used: it is nested too deeply$"):
         Constraint.from_schema({})

@@ -1,7 +1,7 @@
 """Test schemas given as Python types, and answers parsed into their objects."""
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_validator
@@ -101,7 +101,7 @@ def test_classes_that_are_no_type_are_refused(model: localllm.Model, schema: obj
 
 
 def test_map_returns_errors_in_the_order_of_its_prompts(model: localllm.Model):
-    prompts = ["", "One", [], "Two " * 2000, "Three", [{"role": "user", "content": 5}]]
+    prompts: list[Any] = ["", "One", [], "Two " * 2000, "Three", [{"role": "user", "content": 5}]]
     answers = list(model.map(prompts, 2, errors="return", seed=1))
     assert [isinstance(answer, LocalllmError) for answer in answers] == [True, False, True, True, False, True]
     assert answers[1].text == "".join(model.generate("One", 2, seed=1))

@@ -6,6 +6,7 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,7 +68,7 @@ def test_clip_embeddings_equal_those_of_transformers(clip, golden):
 
 def test_merges_are_derived_from_the_order_of_tokens(clip):
     """Read clip.cpp's files, which have no merges."""
-    metadata = dict(GGUFFile.open(str(clip)).metadata)
+    metadata: dict[str, Any] = dict(GGUFFile.open(str(clip)).metadata)
     pieces, merges = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.merges"]
     assert [" ".join(pair) for pair in derive_merges(list(pieces))] == list(merges)
     whole = ClipTokenizer(metadata)

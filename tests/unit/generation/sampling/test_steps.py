@@ -4,6 +4,7 @@ import json
 import math
 import warnings
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -254,7 +255,7 @@ OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 # All together.
 
-EXTREMES = {
+EXTREMES: dict[str, list[Any]] = {
     "temperature": [0.8, 0, -1, 1e-300, 1e300, 1],
     "top_k": [40, 0, 1, 10**30],
     "top_p": [0.95, 1, 1e-300],

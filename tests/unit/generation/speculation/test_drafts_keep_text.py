@@ -25,7 +25,7 @@ def _free(monkeypatch):
     monkeypatch.setattr(leaps, "StepCostModel", Free)
 
 
-@pytest.fixture(params=KINDS.values(), ids=KINDS)
+@pytest.fixture(params=[*KINDS.values()], ids=[*KINDS])
 def model(request, tmp_path):
     with api.open_model(write_model(request.param, tmp_path / "model.gguf"), 2, 256, cache=False) as opened:
         yield opened

@@ -7,6 +7,7 @@ from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -301,7 +302,7 @@ def test_acceptance_is_learned_even_from_guesses_not_drafted():
     assert source.plan(MAX_DRAFT_TOKENS, usual, GAIN).draft == []
     source.push([5])
     for _ in range(30):
-        source.plan(0 if source is None else MAX_DRAFT_TOKENS, usual, 99.0)
+        source.plan(MAX_DRAFT_TOKENS, usual, 99.0)
         source.push([7] * 9)
     assert len(source.plan(MAX_DRAFT_TOKENS, usual, GAIN).draft) > 5
 
@@ -632,7 +633,7 @@ class Opened:
 ])  # fmt: skip
 def test_a_draft_head_is_attached_and_any_other_file_closed(path, is_head, tokens, uses, closed, problem, monkeypatch):
     used, file = [], Opened({} if tokens is None else {heads.TOKENS: tokens})
-    sequences = PrefixCache(FakeEngine(50, counting))
+    sequences: Any = PrefixCache(FakeEngine(50, counting))
     sequences.engine.draft_head_path, sequences.engine.load_draft_head = "known", lambda file: used.append(1)
 
     def words(metadata: dict) -> Words:

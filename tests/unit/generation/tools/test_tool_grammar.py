@@ -206,7 +206,11 @@ def test_an_untrained_model_makes_valid_calls(guide, request, name: str):
 
         heard = list[tuple[str, str]]()
         task = PromptTask(prompt, decoder, options, calls=calls)
-        asked = Request(task, listener=lambda answering, token, parts, row, heard=heard: heard.extend(parts))
+
+        def listen(answering, token, parts, row, heard=heard):
+            heard.extend(parts)
+
+        asked = Request(task, listener=listen)
         for _ in guide.batch([asked]):
             pass
         assert asked.error is None
@@ -274,7 +278,7 @@ def test_harmony_markers_are_not_allowed_within_strings(tmp_path, monkeypatch):
 
 def test_no_token_is_forced_while_two_matchers_are_possible():
     form, calls = SimpleNamespace(get_expected_tokens=lambda: [1]), SimpleNamespace(get_expected_tokens=lambda: [2])
-    either: Any = UnionMatcher(form, calls)  # type: ignore[arg-type]
+    either: Any = UnionMatcher(form, calls)
     assert either.get_expected_tokens() == []
     either.form = None
     assert either.get_expected_tokens() == [2]
@@ -310,7 +314,7 @@ class Follower:
 def test_a_union_follows_both_matchers_until_they_differ():
     """Allow reasoning before them."""
     form, calls = Follower([1], [1, 2]), Follower([1, 2, 3, 5], [4])
-    either: Any = UnionMatcher(form, calls)  # type: ignore[arg-type]
+    either: Any = UnionMatcher(form, calls)
     other, thinking = either.copy(), Thinking()
     assert np.flatnonzero(either.allowed_mask()).tolist() == [1, 4]
     either.accept(1)
@@ -672,7 +676,7 @@ def test_closing_tags_after_a_tool_result_are_recognized(takes: type, behind: st
 
     template = SimpleNamespace(render=render)
     tokenizer = SimpleNamespace(get_special_id=lambda mark: 5 if mark == "<|im_end|>" else None)
-    assert find_result_marks(template, tokenizer) == marks  # type: ignore[arg-type]
+    assert find_result_marks(template, tokenizer) == marks
 
 
 @pytest.mark.parametrize(("schema", "expected"), [

@@ -459,7 +459,9 @@ def test_float_products_agree_with_numpy(call, name, tokens):
         data, weights = random_matrix(name, rows, columns)
         x = normal(tokens, columns)
 
-        got = for_any_parts(lambda parts, a=(call, name, data, rows, x): linear_float(*a, parts=parts))
+        got = for_any_parts(
+            lambda parts, data=data, rows=rows, x=x: linear_float(call, name, data, rows, x, parts=parts)
+        )
         assert tokens == 0 or product_error(got, x, weights) < 1e-11
 
 
@@ -546,7 +548,11 @@ def test_word_products_round_to_14_bits_in_large_batches(call, tokens):
         largest = [np.abs(slab).max(axis=1, keepdims=True).astype(np.float32) for slab in slabs]
         both = zip(slabs, largest, strict=True)
         rounded = np.hstack([np.rint(w.astype(np.float32) * (np.float32(8191) / m)) * (m / 8191) for w, m in both])
-        got = for_any_parts(lambda parts, a=(call, "F16", data, rows, x, words): linear_float(*a, parts=parts))
+        got = for_any_parts(
+            lambda parts, data=data, rows=rows, x=x, words=words: linear_float(
+                call, "F16", data, rows, x, words, parts=parts
+            )
+        )
         assert product_error(got, meant, rounded) < 1e-11
         assert rows < 64 or product_error(got, x, weights) < 5e-8
         precise = linear_float(call, "F16", data, rows, x, words, tokens)
@@ -760,8 +766,11 @@ def test_quantized_products_multiply_integers_exactly(call, name, tokens):
             q = quantized(x, tokens > precise_tokens)
             low = q["low"] if tokens <= max(precise_tokens, 1) or in_words else 0.0
             rounded = (256.0 * q["high"] + low) * np.repeat(q["scales"].astype(np.float64), 16, axis=1)
-            arguments = (call, name, data, rows, x, precise_tokens)
-            got = for_any_parts(lambda parts, arguments=arguments: linear_quantized(*arguments, parts))
+            got = for_any_parts(
+                lambda parts, data=data, rows=rows, x=x, precise_tokens=precise_tokens: linear_quantized(
+                    call, name, data, rows, x, precise_tokens, parts
+                )
+            )
             assert tokens == 0 or product_error(got, rounded, matrix) < 1e-11
 
 

@@ -1,6 +1,6 @@
 """Compare kernels of recurrent layers with NumPy, for several sequences at once."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -117,7 +117,7 @@ def test_gates_agree_with_the_reference_and_keep_nan(call, columns):
         return for_any_parts(compute)
 
     builder = ReferenceBuilder([SequenceSpan(None, 0, np.zeros(9, int), 9)], {}, 100)
-    close = {"rtol": 1e-6, "atol": 1e-37}
+    close: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-37}
     np.testing.assert_array_equal(run("multiply", z=padded(z)), x * z)
     np.testing.assert_allclose(run("sigmoid"), builder.sigmoid(x), **close)
     np.testing.assert_allclose(run("softplus", bias=vector(bias)), builder.softplus(x, weight(bias)), **close)

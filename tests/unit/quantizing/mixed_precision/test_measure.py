@@ -74,7 +74,7 @@ def inputs(shared: Any = None) -> MatrixInputs:
 
 
 def looking(kind: type[ActivationCollector], *jobs: Any, told: Any = lambda name: None) -> Any:
-    return kind({job.tensor.name: job for job in jobs}, None, 2, told)  # type: ignore[arg-type]
+    return kind({job.tensor.name: job for job in jobs}, None, 2, told)
 
 
 def test_every_second_prompt_encodes_and_the_others_judge():
@@ -126,7 +126,7 @@ def expected(job: Any, n: int, rows: list[int]) -> list[float]:
     def of(met: np.ndarray, weights: np.ndarray) -> float:
         return float(((met @ weights.T) ** 2).sum(axis=1).mean())
 
-    feedback: Any = Rounding(None, 0, 0)  # type: ignore[arg-type]
+    feedback: Any = Rounding(None, 0, 0)
     errors = [of(x, matrix - feedback.encode(format, matrix)) for format in FORMATS]
     return [of(x, matrix), *errors, *(of(round_activations(x, block) - x, matrix) for block in (32, 256))]
 
@@ -229,7 +229,7 @@ def test_harm_is_measured_by_groups_of_matrices(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(survey, "compute_divergence", divergence)
     surveyed_needs: Iterator[Sensitivity] = survey.measure_sensitivities(
-        Calibrating(jobs=jobs), "widener", 3, lambda *given: progress.append(given)  # type: ignore[arg-type]
+        Calibrating(jobs=jobs), "widener", 3, lambda *given: progress.append(given)
     )  # fmt: skip
     needs = list(surveyed_needs)
     assert [(need.name, need.harm) for need in needs] == [(names[0], 4.0), (names[1], 4.0), (names[2], 3e30)]

@@ -98,7 +98,7 @@ def test_the_rest_of_the_budget_is_spent_where_it_helps_most():
 
 def calibration_of(count: int) -> Any:
     """Return a calibration of numbered chunks that records its calls in `heard`."""
-    calibration = Calibration.__new__(Calibration)
+    calibration: Any = Calibration.__new__(Calibration)
     calibration.chunks, calibration.heard = [np.full(200, number) for number in range(count)], []
     calibration.jobs = {name: SimpleNamespace(tensor=SimpleNamespace(name=name)) for name in "abc"}
     return calibration
@@ -218,7 +218,7 @@ def test_a_size_below_the_smallest_types_is_refused_before_measuring(monkeypatch
     request = QuantizeRequest(RECIPES["Q4_K_M"])
 
     def require() -> None:
-        by_need.require_possible("source", request, lambda plan: size if plan.nbytes == 900 else 0)  # type: ignore[arg-type]
+        by_need.require_possible("source", request, lambda plan: size if plan.nbytes == 900 else 0)
 
     if fits:
         require()

@@ -498,7 +498,7 @@ def test_rope_options_reach_perplexity_and_bench(name: str, cli, tiny: str, tmp_
 
     def open_model(*arguments: object, rope: object = None, **more: object):
         opened.append(rope)
-        return api.open_model(*arguments, rope=rope, **more)  # type: ignore[arg-type]
+        return api.open_model(*arguments, rope=rope, **more)  # type: ignore[misc]
 
     monkeypatch.setattr(perplexity if name == "perplexity" else bench, "open_model", open_model)
     (tmp_path / "t").write_text("hello world, this is a text to predict. " * 9)

@@ -1,7 +1,7 @@
 """Test the hub's client: refusals, retries, and each byte once and in order."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +34,7 @@ def repository(monkeypatch) -> HubRepository:
     return repository_made
 
 
-def http_error(status: int, kind: type[Exception] = errors.HfHubHTTPError) -> Exception:
+def http_error(status: int, kind: Callable[..., Exception] = errors.HfHubHTTPError) -> Exception:
     """Return the client's exception for a status."""
     return kind("it said so", response=SimpleNamespace(status_code=status, headers={}, request=None))
 

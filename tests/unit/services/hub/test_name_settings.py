@@ -128,7 +128,11 @@ def test_switching_the_model_of_a_chat_applies_the_new_names_settings(models: Pa
         opened = list[Any]()
         first = NameSettings.load(name)
         talk: Any = Talk(first.generation, first.system)
-        switch = make_opener(talk, name, lambda name, engine, template: opened.append((name, engine.context)))
+
+        def open_other(name, engine, template):
+            opened.append((name, engine.context))
+
+        switch = make_opener(talk, name, open_other)
         for other in ("mario", "luigi", "base"):
             switch(other)
             heard.append(
@@ -267,8 +271,10 @@ def test_serve_opens_a_model_with_the_adapters_of_its_name(styled: Path, monkeyp
         raise Reached
 
     monkeypatch.setattr(api, "open_with_options", open_model)
+    opens = setup_of(name).names[name].open_model
+    assert opens is not None
     with pytest.raises(Reached):
-        setup_of(name).names[name].open_model(f"{styled}/models/base.gguf")
+        opens(f"{styled}/models/base.gguf")
     assert [{key: getattr(each, key) for key in expected} for each in opened] == [expected]
 
 

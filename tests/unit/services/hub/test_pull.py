@@ -620,7 +620,7 @@ def steps(monkeypatch, tmp_path) -> list[object]:
 
 def test_pull_fetches_the_header_then_the_missing_files(steps, tmp_path):
     watcher = PullProgress()
-    watcher.report_lookup = lambda what: steps.append(f"looking at {what}")  # type: ignore[method-assign]
+    watcher.report_lookup = lambda what: steps.append(f"report_lookup at {what}")
     result = pull_model(reference_to("hf:tiny/T:x"), watcher)
     assert result == PullResult(tmp_path / "tiny/T/a/1.gguf", 35, 13)
     assert steps == [
@@ -657,7 +657,7 @@ def test_a_stored_file_is_recognized_by_size_and_hash(tmp_path):
     """Do not read a file of another size."""
     target, heard = tmp_path / "x", list[object]()
     watcher = PullProgress()
-    watcher.report_check = lambda *checks: heard.append(checks)  # type: ignore[method-assign]
+    watcher.report_check = lambda *checks: heard.append(checks)
     file = RemoteFile("folder/x", 3, hashlib.sha256(b"abc").hexdigest())
     assert not service.is_downloaded(file, target, watcher)
     for data, stored, checks in ((b"ab", False, 0), (b"abcd", False, 0), (b"abd", False, 1), (b"abc", True, 1)):

@@ -1,6 +1,7 @@
 """Test what `inspect` reports of a file, fact by fact."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -64,7 +65,7 @@ def test_each_step_of_the_check_can_fail(monkeypatch: pytest.MonkeyPatch, fails:
     for name in ("require_finite_weights", "require_template"):
         monkeypatch.setattr(inspect, name, lambda file, name=name: look(name, file))
     h: Any = SimpleNamespace()
-    checked = inspect.check_thoroughly(SimpleNamespace(), ValidationResult(h, None))  # type: ignore[arg-type]
+    checked = inspect.check_thoroughly(SimpleNamespace(), ValidationResult(h, None))
     assert (checked.hyperparameters, str(checked.problem)) == (h, "it is not") and looked[-1] == fails
 
 
@@ -111,10 +112,10 @@ def test_inspect_tells_what_a_model_computes_of_a_text(
     monkeypatch.setattr(inspect, "HyperparameterReader", SimpleNamespace(from_file=lambda file: file))
     monkeypatch.setattr(inspect, "read_pooling", lambda fields: {"file": "last", "bare": None}[fields])
     h: Any = SimpleNamespace(bidirectional=bidirectional, fills=fills, pooling=pooling)
-    assert inspect.describe_reader("file", h) == expected and inspect.describe_reader("file", None) is None  # type: ignore[arg-type]
+    assert inspect.describe_reader("file", h) == expected and inspect.describe_reader("file", None) is None
     assert inspect.is_embedding_model(h) == (bidirectional and not fills)
     if not inspect.is_embedding_model(h):
-        assert inspect.describe_reader("bare", h) is None  # type: ignore[arg-type]
+        assert inspect.describe_reader("bare", h) is None
 
 
 def test_the_maximum_of_heads_over_the_layers_is_reported(monkeypatch: pytest.MonkeyPatch):
@@ -131,7 +132,9 @@ def test_inspect_describes_the_projector_and_its_file(monkeypatch: pytest.Monkey
     vision: Any = SimpleNamespace(kind="clip", side=336, patch=14, out=4096)
     assert inspect.describe_projector(vision) == {"type": "clip", "side": 336, "patch": 14, "width": 4096}
     (tmp_path / "mmproj.gguf").write_bytes(b"12345")
-    places = iter([str(tmp_path / "mmproj.gguf"), str(tmp_path / "gone.gguf"), UsageError("there are two")])
+    places: Iterator[str | UsageError] = iter(
+        [str(tmp_path / "mmproj.gguf"), str(tmp_path / "gone.gguf"), UsageError("there are two")]
+    )
 
     def beside(path: str) -> str:
         if isinstance(projector_path := next(places), UsageError):
@@ -161,7 +164,7 @@ def test_formats_are_sorted_by_their_bytes():
         str(number): SimpleNamespace(format=BY_NAME[name], shape=shape, nbytes=size)
         for number, (name, shape, size) in enumerate(listed)
     }
-    sizes = inspect.count_formats(SimpleNamespace(tensors=tensors))  # type: ignore[arg-type]
+    sizes = inspect.count_formats(SimpleNamespace(tensors=tensors))
     assert list(sizes.items()) == [
         ("Q8_0", {"tensors": 1, "parameters": 96, "bytes": 102}),
         ("F32", {"tensors": 2, "parameters": 10, "bytes": 40}),
@@ -211,5 +214,5 @@ def test_mtp_layers_are_reported_with_their_bytes(
     monkeypatch.setattr(inspect, "has_mtp_layer", lambda weights, h: isinstance(weights, Weights) and is_whole)
     file, h = SimpleNamespace(tensors="tensors"), SimpleNamespace(layers=2, mtp_layers=guessing)
     size, is_used = sum(20 * layer for layer in there), bool(there) and has_guess and is_whole
-    assert inspect.describe_mtp(file, h) == {"layers": len(there), "bytes": size, "used": is_used}  # type: ignore[arg-type]
-    assert inspect.describe_mtp(file, None) == {"layers": 0, "bytes": 0, "used": False}  # type: ignore[arg-type]
+    assert inspect.describe_mtp(file, h) == {"layers": len(there), "bytes": size, "used": is_used}
+    assert inspect.describe_mtp(file, None) == {"layers": 0, "bytes": 0, "used": False}

@@ -116,7 +116,7 @@ def test_templates_messages_and_raw_prompts_can_ask_the_same(cli, tmp_path: Path
     template.write_text("What is {% if article %}{{ article }} {% endif %}{{ thing | trim }}?")
     record = {"thing": "GGUF file", "article": "a", "messages": [{"role": "user", "content": "What is a GGUF file?"}]}
     source = json.dumps({"id": "x", **record}).encode() + b"\n"
-    asked = [
+    asked: list[list[Any]] = [
         ["-p", "What is {article} {thing}?"],
         ["-f", template],
         [],
@@ -552,8 +552,8 @@ def test_leaving_a_mapping_closes_its_batch():
 @pytest.mark.parametrize("n", [0, -1])
 def test_n_below_1_is_refused(n: int):
     with pytest.raises(UsageError, match=f"^n must be 1 or greater, not {n}$"):
-        MapJob("m", PromptBuilder(), None, n)  # type: ignore[arg-type]
-    usual = MapJob("m", PromptBuilder(), None)  # type: ignore[arg-type]
+        MapJob("m", PromptBuilder(), None, n)
+    usual = MapJob("m", PromptBuilder(), None)
     assert (usual.n, usual.precise, usual.context, usual.threads, usual.kv_type) == (1, True, None, None, "f16")
 
 

@@ -136,7 +136,7 @@ def test_reasoning_budgets_and_template_variables_are_sent():
 
 def streamed(*events: Any) -> tuple[StreamedResponse, list[tuple[str, str]]]:
     streaming = StreamedResponse()
-    return streaming, [tuple(part) for event in events for part in streaming.push(event)]
+    return streaming, [(part.kind, part.text) for event in events for part in streaming.push(event)]
 
 
 def choice(**fields: Any) -> dict[str, Any]:

@@ -222,7 +222,9 @@ def attend(call, monkeypatch):
 def test_attention_in_tiles_agrees_with_numpy(attend, name, tokens, length):
     for shape in test_attention.SHAPES:
         only = test_attention.text(name, shape, tokens, length)
-        got = for_any_parts(lambda parts, a=(name, shape, [only]): test_attention.attend(attend, *a, parts)[0])
+        got = for_any_parts(
+            lambda parts, shape=shape, only=only: test_attention.attend(attend, name, shape, [only], parts)[0]
+        )
         assert test_attention.nmse(got, test_attention.exact_attention(shape, only)) < 1e-8
 
 

@@ -511,7 +511,7 @@ def test_attention_agrees_with_numpy_wherever_pages_lie(call, name, tokens, leng
     """Check that neither the number of parts nor memory behind the last token matters."""
     for shape in SHAPES:
         only = text(name, shape, tokens, length)
-        got = for_any_parts(lambda parts, a=(name, shape, [only]): attend(call, *a, parts)[0])
+        got = for_any_parts(lambda parts, shape=shape, only=only: attend(call, name, shape, [only], parts)[0])
         assert nmse(got, exact_attention(shape, only)) < 2e-11
         np.testing.assert_array_equal(attend(call, name, shape, [only], 3, scattered=True)[0], got)
 

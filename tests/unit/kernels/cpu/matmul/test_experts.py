@@ -60,7 +60,7 @@ def call():
 def exact_choice(scores: np.ndarray, routing: Routing, bias: np.ndarray | None) -> SelectedExperts:
     """Route by the reference's verb."""
     weight: Any = None if bias is None else type("Bias", (), {"read_vector": lambda self: bias})()
-    return ReferenceBuilder.route(None, scores, routing, weight)  # type: ignore[arg-type]
+    return ReferenceBuilder.route(None, scores, routing, weight)
 
 
 def route(
