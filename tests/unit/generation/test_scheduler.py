@@ -556,7 +556,7 @@ def test_a_pending_answer_reports_its_progress():
     """Count computed, unread and remaining tokens."""
     asked = request([2] * 5, n=2, max_tokens=3)
     sampler, guide = Sampler(SamplingOptions(seed=7, temperature=0), VOCAB), asked.task.create_state(Letters(), VOCAB)
-    one = Completion(asked, sampler, create_state, 100, None, 1)
+    one = Completion(asked, sampler, guide, 100, None, 1)
     assert (one.remaining_tokens, one.has_begun, one.computed_tokens, one.pending_tokens) == (3, False, 0, 5)
     assert (one.score, one.width, one.seed, one.number) == (0, 2, 7, 1)
     asked.begun, one.sequence = True, Paged(random_table(1)).sequence()
