@@ -235,7 +235,7 @@ def test_words_and_meaning_are_merged_by_rank(folder: Path, monkeypatch):
     lines = ["ferry ferry", "ferry boat ship wagon", "quay", "tree"]
     with PassageSearch([], FileFilter(), SearchModels(None), lines=lines) as search:
         answers = {"embed": lambda self, texts, options: np.array([[1, 0]], np.float32)}
-        search._embedder = type("Made", (), {**answers, "usual_role": lambda self, role: None})()
+        search._embedder = type("Made", (), {**answers, "get_usual_role": lambda self, role: None})()
         cosines = {1: -0.1, 2: 0.8, 3: 0.9, 4: 0.0}
         rows = np.array([[cosines[id], 0] for id in range(1, 5)], np.float32)
         search.index.embed(lambda texts: rows[[lines.index(text) for text in texts]])

@@ -81,7 +81,7 @@ def facts(h: Any) -> Facts:
     """Return hyperparameters by name, with derived facts: states, windows and rotation of layers."""
     values = {name: value for name, value in flat(h) if name not in ("windows", "chunks")}
     values["states"] = " ".join(kept_by(state) for state in h.list_states())
-    if callable(getattr(h, "rope", None)):
+    if callable(getattr(h, "get_rope", None)):
         values["bases"] = [rounded((rope := h.get_rope(layer)) and rope.base) for layer in range(h.layers)]
     if isinstance(h, VisionHyperparameters):
         sizes = ("row_width", "most_patches", "most_grid", "input_width", "head_dim", "rms")

@@ -169,7 +169,7 @@ def stream_of_reads(file: GGUFFile) -> list[read_ahead.Slice]:
     for index, tensor in enumerate(file.tensors.values()):
         place = file.locate(tensor.data)
         assert place is not None
-        matrix = read_ahead.Matrix({}, tensor.data, *place)
+        matrix = weight_stream.Matrix({}, tensor.data, *place)
         slices.append(read_ahead.Slice(index, matrix.move(np.zeros(matrix.size, np.uint8), 0), None))
     return slices
 

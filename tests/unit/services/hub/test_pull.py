@@ -620,7 +620,7 @@ def steps(monkeypatch, tmp_path) -> list[object]:
 
 def test_pull_fetches_the_header_then_the_missing_files(steps, tmp_path):
     watcher = PullProgress()
-    watcher.report_lookup = lambda what: steps.append(f"report_lookup at {what}")
+    watcher.report_lookup = lambda what: steps.append(f"looking at {what}")
     result = pull_model(reference_to("hf:tiny/T:x"), watcher)
     assert result == PullResult(tmp_path / "tiny/T/a/1.gguf", 35, 13)
     assert steps == [
@@ -823,7 +823,7 @@ def test_ctrl_c_keeps_the_partial_file(spawn, hub, models):
     child.expect("[0-9.]+ kB of [0-9.]+ kB, [^\r]*\r")
     assert all(len(line) < 40 for line in (child.before + child.after).replace("\x1b[K", "").split("\r"))
     child.sendintr()
-    child.expect("what was downloaded is kept; run the\\s+same command again to resume")
+    child.expect("the partial download is kept; run the\\s+same command again to resume")
     child.expect(pexpect.EOF)
     child.close()
     ((name, begun),) = stored_files().items()
