@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from localllm.errors import ModelError, UnsupportedError
+from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile, Tensor
 from localllm.files.gguf.header import printable
 from localllm.files.gguf.metadata import Irregularities
@@ -308,7 +308,7 @@ def require_general(file: GGUFFile, kinds: tuple[str, ...] = MODELS) -> str:
             general.oddities.note(f"general.{field} is not a non-negative integer")
     kind = general.read_text("type", "model")
     if kind == "adapter" and kind not in kinds:
-        raise UnsupportedError(f"{file.path}: this is an adapter, not a model: use its model with --lora FILE")
+        raise ModelError(f"{file.path}: this is an adapter, not a model: use its model with --lora FILE")
     if kind not in kinds:
         raise general.make_error(f"general.type must be {' or '.join(kinds)} (found {format_value(kind)})")
     name = general.read_raw("architecture")

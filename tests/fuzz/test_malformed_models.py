@@ -69,7 +69,6 @@ METADATA: dict[str, tuple[dict[str, Any], str]] = {
     **{f"{name}: as many as layers": (L(name, np.full(2, value, np.uint32)), name)
        for name, value in (("context_length", 512), ("embedding_length", 64), ("block_count", 2), ("vocab_size", 268),
                            ("attention.key_length", 16), ("rope.dimension_count", 16), ("expert_used_count", 0))},
-    "an adapter": ({"general.type": "adapter"}, "this is an adapter, not a model: use its model with --lora FILE"),
     "a tiny epsilon": (L("attention.layer_norm_rms_epsilon", np.float32(1e-30)), "layer_norm_rms_epsilon"),
     "another width": (L("embedding_length", 72), "embedding_length"),
     "another length of values": (L("attention.value_length", 8), "attention.value_length"),
@@ -162,6 +161,13 @@ def test_wrong_metadata_is_refused_by_every_command(wrong: Wrong, cli, case: str
     if "alignment" in expected:
         return require_refused_by_hand(wrong, cli, changes, expected)
     require_refused(cli, wrong.write(changes), expected)
+
+
+def test_an_adapter_is_no_model_and_is_inspected_as_an_adapter(wrong: Wrong, cli):
+    path = wrong.write({"general.type": "adapter"})
+    refusal = "this is an adapter, not a model: use its model with --lora FILE"
+    require_refused(cli, path, refusal, [verb for verb in ALL if verb != "inspect"])
+    require_refused(cli, path, "adapter.type must be lora (found None)", ["inspect"])
 
 
 def test_bidirectional_attention_is_not_usable_but_inspected(wrong: Wrong, cli):
