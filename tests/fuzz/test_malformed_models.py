@@ -166,8 +166,10 @@ def test_wrong_metadata_is_refused_by_every_command(wrong: Wrong, cli, case: str
 def test_an_adapter_is_no_model_and_is_inspected_as_an_adapter(wrong: Wrong, cli):
     path = wrong.write({"general.type": "adapter"})
     refusal = "this is an adapter, not a model: use its model with --lora FILE"
-    require_refused(cli, path, refusal, [verb for verb in ALL if verb != "inspect"])
+    require_refused(cli, path, refusal, ["run", "tokenize"])
     require_refused(cli, path, "adapter.type must be lora (found None)", ["inspect"])
+    code, _, err = cli(*arguments("quantize", path))
+    assert code == 2 and "this is an adapter: add --adapter to write it in another type" in err
 
 
 def test_bidirectional_attention_is_not_usable_but_inspected(wrong: Wrong, cli):
