@@ -175,6 +175,13 @@ def format_conclusion(facts: "ModelFit") -> str:
     longest = facts["longest"]
     if not generates_text(facts) and all(row["fits"] for row in facts["rows"]):
         return f"It fits, with texts of up to {facts['context']} tokens; measure its speed with `localllm bench`."
+    if not any(longest.values()) and facts["disk_gbs"]:
+        missing = facts["weight_bytes"] + facts["working_bytes"] - facts["available_bytes"]
+        seconds = missing / 1e9 / facts["disk_gbs"]
+        return (
+            f"This model does not fit. It runs, but each token reads {format_size(missing)} from the disk (less with "
+            f"experts), which takes {seconds:.1f} s at {facts['disk_gbs']:.1f} GB/s."
+        )
     if not any(longest.values()):
         return "This model does not fit."
     if all(length == facts["context"] for length in longest.values()):

@@ -181,7 +181,8 @@ class WeightStorage:
         """
         assign_stages(list(steps))
         if (placed := place_weights(steps, self.locate, self.budget)) is not None:
-            self.plan, self.disk_rate = placed.plan, measure_disk(placed.slices)
+            reads = [read for each in placed.slices for read in each.reads]
+            self.plan, self.disk_rate = placed.plan, measure_reads(reads[: MEASURED_BYTES // CHUNK_BYTES])
         return placed
 
     def describe(self, nbytes: int) -> str:
@@ -196,9 +197,14 @@ class WeightStorage:
         return f"{text}; the disk reads {self.disk_rate / 1e9:.1f} GB/s"
 
 
-def measure_disk(slices: Sequence[Slice]) -> float:
-    """Return the bytes per second of reading the first matrices that a run reads; 0 if they cannot be read."""
-    reads = [read for each in slices for read in each.reads][: MEASURED_BYTES // CHUNK_BYTES]
+def measure_file(path: str, size: int) -> float:
+    """Return the bytes per second of reading a part of a file of `size` bytes, past the system's cache."""
+    nbytes = min(MEASURED_BYTES, size)
+    return measure_reads([*list_reads(path, (size - nbytes) // 2, nbytes, allocate(nbytes + 2 * BLOCK))])
+
+
+def measure_reads(reads: list[Read]) -> float:
+    """Return the bytes per second of some reads; 0 if they fail."""
     start, ahead = perf_counter(), ReadAhead([Slice(0, reads, None)])
     try:
         ahead.wait(0)

@@ -5,6 +5,7 @@ all models fetches nothing: models.toml has the size and parameters of models th
 cache.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -48,6 +49,7 @@ class FileFit(TypedDict):
     """A model file and how it fits.
 
     adapter_bytes: memory of adapters.  longest: the longest context that fits, by KV cache type.
+    disk_gbs: speed of the disk for a local model that is larger than memory, else 0.
     """
 
     architecture: str
@@ -60,6 +62,7 @@ class FileFit(TypedDict):
     working_bytes: int
     available_bytes: int
     bandwidth_gbs: float
+    disk_gbs: float
     longest: dict[str, int]
     rows: list[MemoryFit]
 
@@ -211,9 +214,18 @@ def describe_file(
         "projector_bytes": projector, "adapter_bytes": adapters, "weight_bytes_per_token": costs.weight_bytes,
         "context": h.context, "working_bytes": WORKING_BYTES, "available_bytes": available,
         "bandwidth_gbs": bandwidth / 1e9,
+        "disk_gbs": measure_disk(file) / 1e9 if nbytes > available and os.path.exists(file.path) else 0.0,
         "longest": {kind: find_longest_context(h, nbytes, KVType.parse(kind), available) for kind in kinds},
         "rows": rows,
     }  # fmt: skip
+
+
+def measure_disk(file: GGUFFile) -> float:
+    """Measure the bytes per second of reading a model's file from the disk."""
+    from localllm.engine.cpu.weight_stream import measure_file  # seldom needed
+
+    path = next(iter(file.parts), file.path)
+    return measure_file(path, os.path.getsize(path))
 
 
 def open_fitting(file: GGUFFile, lora: Sequence[str]) -> "list[Adapter]":

@@ -369,8 +369,22 @@ FACTS = {"context": 100, "longest": {"f16": 100, "q8_0": 100}}
     ],
 )
 def test_fit_concludes_whether_a_model_fits(longest, conclusion):
-    report: Any = {"context": 100, "longest": longest, "rows": [{"tokens_per_s": 9.0, "fits": True}]}
+    report: Any = {"context": 100, "longest": longest, "rows": [{"tokens_per_s": 9.0, "fits": True}], "disk_gbs": 0.0}
     assert fit.format_conclusion(report) == conclusion
+
+
+def test_fit_tells_what_a_model_larger_than_memory_reads():
+    sizes = {"weight_bytes": 5 * 10**9, "working_bytes": 10**9, "available_bytes": 4 * 10**9}
+    report: Any = {
+        "context": 100,
+        "longest": {"f16": 0},
+        "rows": [{"tokens_per_s": 9.0, "fits": False}],
+        "disk_gbs": 0.5,
+    }
+    assert fit.format_conclusion(report | sizes) == (
+        "This model does not fit. It runs, but each token reads 2.0 GB from the disk (less with experts), which takes "
+        "4.0 s at 0.5 GB/s."
+    )
 
 
 def test_fit_lists_the_memory_needed_by_context_and_kv_type():

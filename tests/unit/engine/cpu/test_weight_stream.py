@@ -36,7 +36,7 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(read_ahead, "CHUNK_BYTES", read_ahead.BLOCK)
     monkeypatch.setattr(tape, "MAX_SLICE_BYTES", 1 << 12)
     monkeypatch.setattr(backend, "WORKING_BYTES", 0)
-    monkeypatch.setattr(weight_stream, "measure_disk", lambda slices: 0.0)
+    monkeypatch.setattr(weight_stream, "measure_reads", lambda reads: 0.0)
 
 
 def open_engine(file: GGUFFile, share: float | None, **options) -> Engine:
