@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from localllm.engine.cpu.read_ahead import BLOCK, Locate, Read, ReadAhead, Request, list_reads, round_to_blocks
+from localllm.engine.cpu.read_ahead import BLOCK, Locate, Read, ReadAhead, ReadRequest, list_reads, round_to_blocks
 from localllm.engine.lower.tape import Buffer, KernelStep
 from localllm.errors import MemoryLimitError
 from localllm.kernels.table import EXPERT
@@ -166,10 +166,10 @@ class ExpertCache:
         else:
             self._free += len(missing) * mixture.nbytes
 
-    def _list_requests(self, mixture: Mixture, numbers: np.ndarray) -> list[Request]:
+    def _list_requests(self, mixture: Mixture, numbers: np.ndarray) -> list[ReadRequest]:
         mixture.is_cached[numbers] = True
         return [
-            Request(mixture.left, index, read, number)
+            ReadRequest(mixture.left, index, read, number)
             for index, stack in enumerate(mixture.stacks)
             for number in numbers.tolist()
             for read in stack.list_reads(number)

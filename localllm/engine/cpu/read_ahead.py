@@ -31,7 +31,7 @@ class Read(NamedTuple):
     needed: int
 
 
-class Request(NamedTuple):
+class ReadRequest(NamedTuple):
     """A read for somebody who waits until left[counter], the number of such reads that are not done, is 0.
 
     key: of the one who asked.
@@ -82,8 +82,8 @@ class ReadAhead:
         self._left = [len(each.reads) for each in slices]  # reads of each slice that are not done
         self._begun = set[int]()  # slices whose reads have begun, until their slot is released
         self._cursor, self._next_read, self._active, self._is_paused = 0, 0, 0, False
-        self._urgent = deque[Request]()  # reads of experts, which a run waits for
-        self._guessed = deque[Request]()  # of experts that it may need
+        self._urgent = deque[ReadRequest]()  # reads of experts, which a run waits for
+        self._guessed = deque[ReadRequest]()  # of experts that it may need
         self._error: LocalllmError | None = None
         self.is_closed, self.bytes_read, self.waited = False, 0, 0.0
         self._threads = [threading.Thread(target=self._read_all, daemon=True) for _ in range(READERS)]
@@ -94,7 +94,7 @@ class ReadAhead:
         """Wait until a slice is loaded. Raises ModelError if it cannot be read."""
         self.wait_until_read(self._left, index)
 
-    def request(self, requests: Iterable[Request], is_guess: bool = False) -> None:
+    def request(self, requests: Iterable[ReadRequest], is_guess: bool = False) -> None:
         """Read before all slices, or when nothing else is urgent; the counters grow by the number of reads."""
         with self._changed:
             for request in requests:
@@ -102,7 +102,7 @@ class ReadAhead:
                 (self._guessed if is_guess else self._urgent).append(request)
             self._changed.notify_all()
 
-    def withdraw_guesses(self) -> list[Request]:
+    def withdraw_guesses(self) -> list[ReadRequest]:
         """Withdraw the guessed reads that have not begun, and return them."""
         with self._changed:
             withdrawn = [*self._guessed]
@@ -167,7 +167,7 @@ class ReadAhead:
                 with self._changed:
                     self._active -= 1
                     self._error = self._error or error
-                    left[index] -= 1
+                    left[index] -= error is None  # a failed read stays undone, and `restart` repeats it
                     self.bytes_read += len(read.target)
                     if not left[index] or error or self._is_paused:
                         self._changed.notify_all()
@@ -175,7 +175,7 @@ class ReadAhead:
             for file in files.values():
                 os.close(file)
 
-    def _claim(self) -> Request | None:
+    def _claim(self) -> ReadRequest | None:
         """Claim the next read, when its memory is free; return it with its counter, or None at the end."""
         with self._changed:
             while not self.is_closed:
@@ -185,12 +185,12 @@ class ReadAhead:
                 self._changed.wait()
         return None
 
-    def _find_request(self) -> Request | None:
+    def _find_request(self) -> ReadRequest | None:
         if self._urgent:
             return self._urgent.popleft()
         return self._find_read() or (self._guessed.popleft() if self._guessed else None)
 
-    def _find_read(self) -> Request | None:
+    def _find_read(self) -> ReadRequest | None:
         """Return the next read of a slice with its counter, or None if there is none now."""
         if (index := self._find_slice()) is None:
             return None
@@ -198,7 +198,7 @@ class ReadAhead:
         self._next_read += 1
         if self._next_read == len(self._slices[index].reads):
             self._cursor, self._next_read = (index + 1) % len(self._slices), 0
-        return Request(self._left, index, read)
+        return ReadRequest(self._left, index, read)
 
     def _find_slice(self) -> int | None:
         """Return the slice to read from now; None if a slot must be released before, or all slices are loaded."""

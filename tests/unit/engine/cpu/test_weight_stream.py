@@ -105,8 +105,9 @@ def test_a_slow_disk_changes_no_bit(llama, monkeypatch):
     streamed.close()
 
 
-@pytest.mark.parametrize("number", range(0, 60, 7))
-def test_an_error_of_the_disk_ends_one_run_only(llama, monkeypatch, number):
+@pytest.mark.parametrize("family", ["llama", "qwen3moe"])
+@pytest.mark.parametrize("number", range(0, 60, 2))
+def test_an_error_of_the_disk_ends_one_run_only(tmp_path, monkeypatch, family, number):
     read_at, left = read_ahead.read_at, [number]
 
     def fail_once(*arguments):
@@ -115,11 +116,12 @@ def test_an_error_of_the_disk_ends_one_run_only(llama, monkeypatch, number):
             raise OSError(5, "Input/output error")
         return read_at(*arguments)
 
-    whole = open_engine(llama, None)
+    file = GGUFFile.open(write_model(family, tmp_path / "model.gguf"))
+    whole = open_engine(file, None)
     expected = run_engine(whole)
     monkeypatch.setattr(read_ahead, "read_at", fail_once)
-    streamed = open_engine(llama, 0.3)
-    with pytest.raises(ModelError, match=r"llama\.gguf: cannot be read: Input/output error"):
+    streamed = open_engine(file, 0.3 if family == "llama" else 0.6)
+    with pytest.raises(ModelError, match=r"model\.gguf: cannot be read: Input/output error"):
         for _ in range(3):
             run_engine(streamed)
     np.testing.assert_array_equal(run_engine(streamed), expected)
@@ -127,8 +129,10 @@ def test_an_error_of_the_disk_ends_one_run_only(llama, monkeypatch, number):
     streamed.close()
 
 
-def test_an_interrupted_run_can_be_repeated(llama, monkeypatch):
-    whole, streamed = open_engine(llama, None), open_engine(llama, 0.3)
+@pytest.mark.parametrize("family", ["llama", "qwen3moe"])
+def test_an_interrupted_run_can_be_repeated(tmp_path, monkeypatch, family):
+    file = GGUFFile.open(write_model(family, tmp_path / "model.gguf"))
+    whole, streamed = open_engine(file, None), open_engine(file, 0.3 if family == "llama" else 0.6)
     expected, wait = run_engine(whole), ReadAhead.wait
     for at in range(0, len(stream_of(streamed)._placed.slices), 3):
 
