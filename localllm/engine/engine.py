@@ -278,6 +278,10 @@ class Engine:
             self._free_orphaned()
             return self.backend.get_cache_usage()
 
+    def get_disk_statistics(self) -> dict[str, float]:
+        """Return read_bytes and waited_s of weights larger than memory, and hits of experts; empty if all fit."""
+        return self._backend.get_disk_statistics() if isinstance(self._backend, CpuBackend) else {}
+
     @property
     def bytes_per_token(self) -> int:
         """Cache memory of one token in all layers, in bytes."""

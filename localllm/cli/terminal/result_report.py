@@ -61,7 +61,9 @@ def build_multiple_report(model: "Model", answers: "list[Answer]", load_s: float
 
 def describe_run(model: "Model", times: dict[str, float]) -> dict[str, object]:
     """Return the model and the timings, rounded to microseconds."""
-    return {"model": describe_model(model), "timings": {name: round(value, 6) for name, value in times.items()}}
+    disk = {} if model.file is None else model.engine.get_disk_statistics()
+    timings = {name: round(value, 6) for name, value in times.items()}
+    return {"model": describe_model(model), "timings": timings, **({"disk": disk} if disk else {})}
 
 
 def describe_model(model: "Model") -> dict[str, str]:
@@ -72,6 +74,10 @@ def describe_model(model: "Model") -> dict[str, str]:
 
 def print_stats(result: dict[str, Any]) -> None:
     """Print the lines of --stats for a report."""
+    if disk := result.get("disk"):
+        experts = disk.get("expert_hits", 0) + disk.get("expert_misses", 0)
+        hits = f", {disk['expert_hits'] / experts:.0%} of the experts in memory" if experts else ""
+        say(f"disk: {disk['read_bytes'] / 1e9:.2f} GB read, waited {disk['waited_s']:.2f} s for it{hits}")
     times = result["timings"]
     if "answers" in result:
         tokens = sum(len(answer.get("tokens", ())) for answer in result["answers"])

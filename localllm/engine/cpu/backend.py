@@ -92,6 +92,10 @@ class CpuBackend:
         self._programs.append(compile_program(operations, places, self._options.thread_count, self._options.progress))
         return self._programs[-1]
 
+    def get_disk_statistics(self) -> dict[str, float]:
+        """See CpuProgram."""
+        return self._programs[0].get_disk_statistics()
+
     def prepare_all(self) -> None:
         for program in self._programs:
             program.prepare_all()

@@ -145,6 +145,10 @@ class StreamingRunner:
             for some in weights:
                 release_pages(some)
 
+    def get_statistics(self) -> dict[str, float]:
+        """Return nothing: the system reads the weights."""
+        return {}
+
     def close(self) -> None:
         """Do nothing; a WeightStream ends its threads here."""
 
@@ -236,6 +240,10 @@ class CpuProgram:
         if self._header.flaws[0]:
             raise ModelError(NOT_NUMBERS)
         return logits
+
+    def get_disk_statistics(self) -> dict[str, float]:
+        """Return what was read of weights that are larger than memory (WeightStream); empty if they fit."""
+        return {} if self._streaming is None else self._streaming.get_statistics()
 
     def give_back(self) -> None:
         """Return the run's memory to the system until the next run. Raises MemoryLimitError."""

@@ -111,20 +111,10 @@ class WeightStream:
             first = each.end
         self._is_whole = True
 
-    @property
-    def bytes_read(self) -> int:
-        """Bytes read from the disk so far."""
-        return self._ahead.bytes_read
-
-    @property
-    def seconds_waited(self) -> float:
-        """Seconds that runs have waited for the disk."""
-        return self._ahead.waited
-
-    @property
-    def expert_hits(self) -> tuple[int, int]:
-        """How many chosen experts were in memory so far, and how many were not."""
-        return self.cache.hits, self.cache.misses
+    def get_statistics(self) -> dict[str, float]:
+        """Return what was read so far: bytes, seconds that runs waited, experts found in memory and not found."""
+        read, experts = self._ahead, {"expert_hits": self.cache.hits, "expert_misses": self.cache.misses}
+        return {"read_bytes": read.bytes_read, "waited_s": read.waited} | (experts if self.plan.cached else {})
 
     def close(self) -> None:
         """End the reading threads."""

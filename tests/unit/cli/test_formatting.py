@@ -202,7 +202,14 @@ def test_a_full_context_is_reported(capsys, facts, message):
     assert message in err and err.count("\n") == bool(message)
 
 
-MODEL = SimpleNamespace(path="/m.gguf", arch="llama", format="Q4_0", file="its file", device="CPU")
+MODEL = SimpleNamespace(
+    path="/m.gguf",
+    arch="llama",
+    format="Q4_0",
+    file="its file",
+    device="CPU",
+    engine=SimpleNamespace(get_disk_statistics=dict),
+)
 ONE = {
     "prompt_tokens": 50, "cached_tokens": 10, "tokens": [2] * 21, "completion_tokens": 21,
     "prefill_s": 2.0, "ttft_s": 2.5, "decode_s": 4.0,
@@ -354,6 +361,16 @@ def test_sessions_show_their_shortened_first_question(monkeypatch, length: int, 
     assert render.format_sessions()[1].endswith("damaged")
     monkeypatch.setattr(sessions, "list_sessions", list)
     assert render.format_sessions() == []
+
+
+def test_stats_tell_what_was_read_from_the_disk(capsys):
+    times = {"total_s": 3.0, "load_s": 1.0}
+    disk = {"read_bytes": 2.5e9, "waited_s": 1.25}
+    report.print_stats({"answers": [], "timings": times, "disk": disk})
+    report.print_stats({"answers": [], "timings": times, "disk": disk | {"expert_hits": 3, "expert_misses": 1}})
+    first, _, second, _ = capsys.readouterr().err.splitlines()
+    assert first == "disk: 2.50 GB read, waited 1.25 s for it"
+    assert second == f"{first}, 75% of the experts in memory"
 
 
 FACTS = {"context": 100, "longest": {"f16": 100, "q8_0": 100}}

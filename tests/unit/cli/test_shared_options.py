@@ -200,7 +200,9 @@ def test_partial_characters_and_masks_are_shown_as_blanks():
     assert decode_with_blanks(opened, [1, 1], mask=1) == "__"
 
 
-MODEL: Any = SimpleNamespace(file=1, path="p", arch="llama", format="Q8_0", device="CPU")
+MODEL: Any = SimpleNamespace(
+    file=1, path="p", arch="llama", format="Q8_0", device="CPU", engine=SimpleNamespace(get_disk_statistics=dict)
+)
 
 
 def test_the_report_of_an_answer_has_timings_and_speculation(capsys: pytest.CaptureFixture[str]):
