@@ -219,7 +219,7 @@ class Model(GenerationMixin):
         return drafter
 
     def _open_draft_model(self, path: str, progress: Callable[[int, int], None] | None) -> "Model | None":
-        """Return the draft model of a path; attach a draft head and return None for it."""
+        """Open the draft model at a path. If the file is a draft head, attach it to this model and return None."""
         with self._opening:
             if path not in self._draft_models and not attach_draft_head(path, self.session.cache, self.tokenizer):
                 self._draft_models[path] = open_model(path, self._threads, progress=progress)

@@ -1,4 +1,4 @@
-"""The Hessian of GPTQ, the second moments of a matrix's inputs, and its damping by cross-validation."""
+"""GPTQ's Hessian (the second moments of a matrix's inputs), and how cross-validation chooses its damping."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -132,7 +132,7 @@ def encode_iq4_nl(weights, importance, out):
 
 @compile_cached
 def round_to_multiple(scale, d):
-    """Return the integer nearest to scale / d among those of 6 bits: -32 .. 31."""
+    """Return scale / d, rounded and clamped to a signed 6-bit integer (-32 .. 31)."""
     return min(max(np.rint(scale / d), np.float32(-32)), np.float32(31))
 
 

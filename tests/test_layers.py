@@ -137,7 +137,7 @@ def test_subfolders_import_in_no_circle(package: str):
         },
     ],
 )
-def test_a_circle_of_subfolders_is_found(sources: dict[str, str]):
+def test_an_import_cycle_between_subpackages_is_detected(sources: dict[str, str]):
     with pytest.raises(graphlib.CycleError):
         graph = import_graph("engine", {f"localllm.{module}": source for module, source in sources.items()})
         graphlib.TopologicalSorter(graph).prepare()

@@ -71,7 +71,7 @@ def reduce_streams(b: Builder, r: ResidualStreams, streams: list[Activation], ga
 def add_to_streams(
     b: Builder, r: ResidualStreams, streams: list[Activation], y: Activation, gates: Activation
 ) -> list[Activation]:
-    """Add the output y of a sublayer to each stream by its weight.
+    """Add the sublayer output y to each stream, scaled by that stream's weight.
 
     gates: the weights' logits, [tokens, streams].
     """

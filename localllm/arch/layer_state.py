@@ -74,8 +74,8 @@ def count_window_tokens(tokens: int, window: int | None) -> int:
 class PagedState:
     """A key and a value for each token and key-value head.
 
-    With a window, a token attends only to the last `window` tokens, or, if it is chunked, only to its own chunk of
-    them.
+    With a window, a token attends only to the last `window` tokens. If the window is chunked, a token attends only to
+    those in its own chunk of `window` tokens.
     """
 
     layer: int

@@ -136,8 +136,9 @@ class RowwiseVerbs(Protocol):
     def xielu(self, x: Activation, alpha_p: float, alpha_n: float, beta: float, epsilon: float) -> Activation:
         """Compute xIELU (Huang and Schlag 2024, arXiv 2411.13010).
 
-        alpha_p x^2 + beta x where x is above 0, else alpha_n (e^min(x, epsilon) - 1 - x) + beta x. The alphas are
-        final: softplus of the learned ones, and beta added to the second. epsilon is slightly below 0.
+        alpha_p x^2 + beta x where x is above 0, else alpha_n (e^min(x, epsilon) - 1 - x) + beta x. alpha_p and
+        alpha_n are the values to apply, not the learned parameters: softplus is already applied to both, and beta is
+        already added to alpha_n. epsilon is slightly below 0.
         """
         return self.rowwise("xielu", xielu, x, alpha_p=alpha_p, alpha_n=alpha_n, beta=beta, epsilon=epsilon)
 

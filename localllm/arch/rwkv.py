@@ -46,9 +46,9 @@ class Rwkv(Hyperparameters):
 
 
 def read_rwkv(fields: HyperparameterReader, ranks: Sequence[str]) -> Rwkv:
-    """Read the hyperparameters. Raises ModelError.
+    """Read the hyperparameters of an RWKV model. Raises ModelError.
 
-    ranks: the keys of the ranks.
+    ranks: the metadata keys that hold the sizes of low-rank matrices.
     """
     is_rwkv, common, head_dim = fields.arch.startswith("rwkv") and "qwen" not in fields.arch, fields.read_common(), 0
     if common["width"] % (head_dim := fields.read_count("wkv.head_size")):

@@ -135,9 +135,9 @@ class Weights:
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], prefix: str = "", of_layers: Collection[str] | None = None):
-        """Wrap tensors.
+        """Give access to the tensors whose names start with `prefix`.
 
-        of_layers: the names of tensors that at least one layer has.
+        of_layers: the names, without "blk.N.", that occur in at least one layer.
         """
         self._tensors, self._prefix = tensors, prefix
         self._of_layers = collect_layer_names(tensors) if of_layers is None else of_layers

@@ -109,9 +109,9 @@ def normalize_dashes(name: str, by_name: Mapping[str, Parameter]) -> str:
 
 
 def assign_arguments(values: list[str], params: Sequence[Parameter], parsed: ParsedArgs, command: str) -> None:
-    """Assign the words that are not options to arguments. Raises UsageError if there are too many.
+    """Assign the positional words to the command's arguments. Raises UsageError if there are too many.
 
-    An argument that was set by its option takes no word, unless it takes several values; then words are added.
+    An argument already set by its option takes no word, unless it takes several values; then words are added.
     """
     assigned: list[str] = []
     for param in params:

@@ -320,7 +320,7 @@ def save_conversation(
 
 
 def fill_template(named: TemplateGroup, inputs: PromptInputs) -> PromptInputs:
-    """Fill a template with the prompt and --field. Raises UsageError."""
+    """Fill a template with the prompt and the --field values. Raises UsageError."""
     from localllm.services.prompt_templates import load_template, parse_fields
 
     assert named.template is not None

@@ -247,7 +247,10 @@ def argument(
 
 
 def resolve_declaration(hint: Any, default: object) -> tuple[Any, object]:
-    """Return annotation and default of a parameter or field that may be declared by its default."""
+    """Return the annotation and default of a parameter or field.
+
+    A default that declares an option or argument moves into the annotation; it contains the actual default.
+    """
     if not isinstance(default, OptionInfo | ArgumentInfo):
         return hint, default
     usual = vars(default).get("usual")

@@ -341,7 +341,10 @@ class Llama:
 
     @property
     def ctx(self) -> Context:
-        """The context of llama_decode; its tokens are not those of eval."""
+        """The low-level context, which llama_decode uses.
+
+        It is separate from the one that eval uses, and shares no tokens with it.
+        """
         self._context = self._context or Context(self.model)
         return self._context
 

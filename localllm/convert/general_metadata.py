@@ -68,10 +68,7 @@ def is_plain(value: object) -> bool:
 
 
 def find_cached_name(folder: Path) -> str | None:
-    """Derive the model's name from a folder of Hugging Face's cache; None elsewhere.
-
-    There, the name of the folder itself is a hash.
-    """
+    """Derive the model's name if the folder is in Hugging Face's cache, where it is named by a hash; else None."""
     match = re.fullmatch(r"models--(?:.+--)?(.+)", folder.parent.parent.name)
     return match[1] if match and folder.parent.name == "snapshots" else None
 

@@ -234,7 +234,7 @@ def add_sigmoid_experts(config: CheckpointConfig, h: CheckpointHyperparameters) 
 
 
 def count_leading_dense(config: CheckpointConfig) -> int:
-    """Return how many of the first layers have no experts, by a count or by mlp_layer_types."""
+    """Return how many leading layers have no experts, from the config's count or from mlp_layer_types."""
     types = config.get("mlp_layer_types")
     if not isinstance(types, list):
         return config.read_count("first_k_dense_replace", 0)

@@ -347,7 +347,12 @@ class MatrixOrigin(NamedTuple):
 
 
 class ConvertedPair(NamedTuple):
-    """The matrices of a GGUF tensor, float32 [..., rank, columns] and [..., rows, rank], and their factor."""
+    """The LoRA matrices for one GGUF tensor, and their scale.
+
+    Attributes:
+        a: float32 [..., rank, columns].  b: float32 [..., rows, rank].  factor: of their product.
+        magnitude: None without DoRA.
+    """
 
     a: np.ndarray
     b: np.ndarray

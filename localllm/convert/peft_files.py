@@ -67,7 +67,7 @@ def read_folder(path: Path) -> tuple[Mapping[str, Any], dict[str, LoraPair]]:
 
 
 def refuse_unsupported(path: Path, settings: Mapping[str, Any]) -> None:
-    """Raise UnsupportedError for adapters other than LoRA, and for what changes a model besides."""
+    """Raise UnsupportedError if the adapter is not LoRA, or if it also changes other parts of the model."""
     kind = settings.get("peft_type", "LORA")
     if kind != "LORA":
         raise UnsupportedError(f"{path}: adapters of type {printable(str(kind), 20)} are not supported, only LORA")

@@ -247,7 +247,7 @@ ACTIVATIONS = {"silu": SILU, "gelu": GELU, "exact_gelu": ("gelu",)}
 
 
 def read_value(config: CheckpointConfig, key: str, gguf_key: str, *default: Any) -> Any:
-    """Read a value of the type that the GGUF key has; a default of None: it may be missing."""
+    """Read a config value, and check it against the GGUF key's type. With a default of None, the key may be missing."""
     section, name = config.find_key(key)
     if default == (None,):
         if section.get(name) is None:

@@ -65,7 +65,7 @@ class EngineOptions:
 
     @cached_property
     def thread_count(self) -> int:
-        """Number of compute threads. Raises UsageError."""
+        """The number of compute threads. Raises UsageError if the option is invalid."""
         count = count_usable_cores() if self.threads is None else self.threads
         if not 1 <= count <= MAX_THREADS:
             raise UsageError(f"threads must be from 1 to {MAX_THREADS}, not {count}")

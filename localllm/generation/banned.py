@@ -158,14 +158,14 @@ class BannedStrings:
         return released
 
     def _find_matches(self, count: int) -> Iterator[tuple[int, bool | None]]:
-        """Yield the byte offsets in the first `count` held tokens where a banned string begins.
+        """Yield (offset, verdict) for each byte of the first `count` held tokens where a banned string may begin.
 
-        Each comes with True, or with None if later bytes decide.
+        verdict: True for a full match, None if it depends on later bytes.
         """
         return self._find_in_bytes(b"".join(token.data for token in self.held[:count]))
 
     def _find_in_bytes(self, data: bytes) -> Iterator[tuple[int, bool | None]]:
-        """Yield the byte offsets where a banned string begins, with True, or None if later bytes decide."""
+        """Yield (offset, verdict) as `_find_matches` does."""
         for place, byte in enumerate(data):
             results = [match_string(data, place, string) for string in self._by_first.get(byte, ())]
             if True in results or None in results:

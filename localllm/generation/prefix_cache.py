@@ -168,7 +168,7 @@ class CachedSequence(NamedTuple):
 
 
 class PromptEnd(NamedTuple):
-    """A sequence that holds exactly a prompt, and the logits after it, float32 [1, vocab]."""
+    """A sequence that holds one prompt and nothing more, with the logits of its last token, float32 [1, vocab]."""
 
     sequence: "Sequence"
     logits: np.ndarray

@@ -277,7 +277,7 @@ class QuantizeSet:
             check_files([member.paths[0]] if is_named else member.paths, self._inputs, need if number == 0 else 0)
 
     def _compute_key(self) -> str:
-        """Return the key of the work: its source, its types, and the importance matrix."""
+        """Return the cache key of this quantization: the source, the target types and the importance matrix."""
         key = hashlib.sha256(repr((VERSION, self._guard.identity)).encode())
         for member, files in zip(self._members, self._files, strict=True):
             for path, file in zip(member.paths, files, strict=True):

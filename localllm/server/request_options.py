@@ -204,7 +204,7 @@ def parse_function(tool: RequestBody, namespace: str | None = None) -> "Tool":
 
 
 def flatten_name(namespace: str | None, name: str) -> str:
-    """Return the model's name for a function of a namespace, such as mcp__files__read."""
+    """Join a namespace and a function's name into the name shown to the model, such as mcp__files__read."""
     return f"{namespace.rstrip('_')}__{name}" if namespace else name
 
 

@@ -127,7 +127,7 @@ def compute_directions(positive: np.ndarray, negative: np.ndarray, method: Metho
 
 
 def write_control_vector(path: str | os.PathLike[str], arch: str, directions: np.ndarray) -> int:
-    """Write a control vector as llama.cpp reads it, atomically; return the bytes of its vectors.
+    """Atomically write a control vector in llama.cpp's format; return the number of bytes of its vectors.
 
     directions: float32 [layers - 1, width], from layer 1 on. Raises LocalllmError.
     """

@@ -57,7 +57,7 @@ class PromptTemplate:
         return arguments
 
     def _resolve_file(self, name: str, value: str) -> str:
-        """Return a value; for an option that takes a file, the path of that file if it is next to the template."""
+        """Return an option's value; if it takes a file and that file is next to the template, return its path."""
         neighbour = self.path.parent / value
         takes_file = name.endswith("file") or name in ("json-schema", "grammar")
         return str(neighbour) if takes_file and _is_file(neighbour) else value

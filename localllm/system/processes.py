@@ -100,7 +100,10 @@ def get_waiting_functions() -> list[int]:
 
 
 def init_waiting(mutexes: Iterable[int], condition: int) -> None:
-    """Initialize mutexes and a condition variable in zeroed memory at these addresses; Windows needs none."""
+    """Initialize the mutexes and the condition variable at these addresses, in zeroed memory.
+
+    Does nothing on Windows, where zeroed memory is already valid for them.
+    """
     if sys.platform == "win32":
         return
     system = ctypes.CDLL(None)

@@ -215,11 +215,10 @@ def split_in_windows(cut: Splitter, text: str) -> list[str]:
 
 
 def _count_final_words(words: list[str]) -> int:
-    """Return how many words of a window to keep, at least one.
+    """Return how many words of a window are final, at least one: those that end before its last MARGIN characters.
 
-    If possible, the last one ends with a letter and is followed by a space or newline: no expression matches across
-    such a
-    position, or looks back over it.
+    If possible, stop after a letter that a space or newline follows: no pre-tokenizer regex matches across that
+    boundary, or looks behind across it.
     """
     ends = list(accumulate(map(len, words)))
     count = max(1, bisect_right(ends, WINDOW - MARGIN))

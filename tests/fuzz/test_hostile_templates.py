@@ -124,7 +124,7 @@ def test_a_bomb_ends_by_a_limit(case: str):
     ("{% if a %}" + "{% elif a %}" * 999 + "{% endif %}", None),
     ("{% for %}", None),
 ])  # fmt: skip
-def test_probing_a_template_refuses_one_that_takes_too_much(source: str, reason: str | None):
+def test_probing_refuses_a_template_that_exceeds_the_limits(source: str, reason: str | None):
     problem = trial.probe_template(source)
     assert problem is None if reason is None else reason in str(problem)
 

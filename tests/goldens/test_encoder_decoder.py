@@ -88,7 +88,7 @@ def test_other_numbers_and_dimensions_agree_with_the_reference(tmp_path, name, s
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_forks_and_truncations_compute_as_from_the_start(model_path, backend):
+def test_forked_and_truncated_sequences_match_a_fresh_run(model_path, backend):
     """Go back anywhere in an answer; expect nothing left of a sequence that goes back into the text."""
     engine, (text, answer) = opened(model_path("t5"), backend), text_and_answer("t5", model("t5"))
     expected = all_logits(engine, text, answer)

@@ -542,7 +542,7 @@ def test_branches_without_a_session_stay_in_memory(chat: Terminal, home: Path):
     assert "session kept is unchanged" in chat.say("/clear")
 
 
-def test_a_session_of_chat_needs_a_terminal(cli, refused, tiny: str):
+def test_a_chat_with_a_session_needs_a_terminal(cli, refused, tiny: str):
     refused(["chat", tiny, "--session", "x"], "sessions need a terminal", stdin=b"Hi")
     assert cli("chat", tiny, "--session", "x", "--continue", stdin=b"Hi")[0] == 2
 

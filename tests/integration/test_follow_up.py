@@ -72,7 +72,7 @@ def test_without_a_block_the_whole_answer_is_printed_with_a_note(cli, more: list
     )
 
 
-def test_the_note_follows_the_answers_line(cli, monkeypatch):
+def test_the_note_about_a_missing_code_block_is_printed_below_the_answer(cli, monkeypatch):
     """End the answer's line first, as both are seen on a terminal."""
     from localllm.cli.terminal import stream_renderer
 

@@ -184,7 +184,7 @@ def test_segments_end_alike_whatever_follows():
         assert find_last_end(tokens, length, runs) == wanted
 
 
-def test_several_answers_and_prompts_with_images_equal_single_ones(models, opened):
+def test_batched_image_prompts_give_the_same_answers_as_single_ones(models, opened):
     messages = [[{"role": "user", "content": "What?", "images": [models / name]}] for name in ("one.png", "two.jpg")]
     messages.append([{"role": "user", "content": "What?"}])
     alone = []
@@ -372,7 +372,7 @@ def test_the_projector_of_a_model_is_chosen_by_name(tmp_path):
         find_projector(str(tmp_path / "other.gguf"))
 
 
-def test_a_template_without_images_still_gets_them(models, opened):
+def test_a_template_that_drops_images_is_refused(models, opened):
     with (
         localllm.open(opened.path, chat_template="{{ messages[0].role }}", cache=False) as other,
         pytest.raises(LocalllmError, match="0 of 1 images"),

@@ -160,7 +160,7 @@ def test_an_interrupted_command_resumes(cli, long: Path, monkeypatch):
     assert code == 0 and out and f"asking the question of its {count} chunks, {count} of them already answered" in err
 
 
-def test_lines_scored_in_a_batch_equal_one_text(monkeypatch):
+def test_scoring_lines_in_a_batch_matches_scoring_them_as_one_text(monkeypatch):
     monkeypatch.setattr(relevant_lines, "LINES", 5)
     monkeypatch.setattr(relevant_lines, "WARM", 2)
     monkeypatch.setattr(relevant_lines, "subtract_medians", list)

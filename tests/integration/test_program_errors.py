@@ -452,7 +452,7 @@ while word := os.read(0, 2):
 """
 
 
-def test_a_loop_over_lines_keeps_its_stdin(tiny: str):
+def test_a_command_in_a_read_loop_does_not_consume_the_loops_stdin(tiny: str):
     command = [sys.executable, "-c", LOOP, *PROGRAM, "run", tiny, *GREEDY]
     done = subprocess.run(command, input=b"a\nb\n", capture_output=True, timeout=120, env=ENVIRONMENT)
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, [b"a", b"b"], b"")

@@ -484,7 +484,7 @@ def test_keys_come_from_a_file(cli, tmp_path):
         assert message in cli("serve", GUIDE, "--api-key-file", file)[2]
 
 
-def test_comments_in_a_key_file_are_no_keys(tmp_path):
+def test_comments_in_a_key_file_are_ignored(tmp_path):
     file = tmp_path / "keys"
     file.write_text("# the laptop's\n\n  correct horse  \n#12345678\nbattery staple\n")
     file.chmod(0o600)

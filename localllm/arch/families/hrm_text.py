@@ -19,7 +19,7 @@ class HRMText(Transformer):
 
     Attributes:
         in_stack: number of layers of a stack.  cycles: number of passes of the high stack.
-        low_cycles: number of passes of the low stack in each of them.
+        low_cycles: number of passes of the low stack before each pass of the high stack.
     """
 
     embedding_scale: float

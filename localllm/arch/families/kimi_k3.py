@@ -95,7 +95,7 @@ def mix_kept_inputs(
 
 
 def apply_attention(b: Builder, w: Weights, h: KimiK3, state: LatentState | Recurrent, x: Activation) -> Activation:
-    """Apply latent attention or the delta rule, by the layer's state."""
+    """Apply latent attention or the delta rule, depending on the type of the layer's state."""
     if isinstance(state, LatentState):
         y, gate = attend_to_latents(b, w, h, state, x), w.get("attn_gate")
         return b.linear(b.multiply(y, b.sigmoid(b.linear(x, gate))) if gate else y, w.attn_output)

@@ -1,7 +1,7 @@
 """PLaMo 3 (Preferred Networks 2025).
 
-Unlike Gemma 3: no caps; gates are SiLU; of eight layers, seven have a sliding window, and may have a RoPE base of their
-own.
+Differs from Gemma 3: no soft-capping; SiLU gates; seven of eight layers have a sliding window, and may have a RoPE base
+of their own.
 """
 
 from localllm.arch.attention import (

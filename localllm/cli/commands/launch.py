@@ -50,7 +50,10 @@ def launch(
 
 
 def print_settings(settings: AgentSettings, command: list[str], key: str) -> None:
-    """Print the variables and the command to stderr in shell syntax, with a secret key as its variable's name."""
+    """Print the variables and the command to stderr in shell syntax.
+
+    A secret key is replaced by a reference to its variable.
+    """
     for name, value in settings.variables.items():
         say(f"{name}={shlex.quote(value.replace(key, f'${KEY}') if key != NO_KEY else value)}")
     say(shlex.join(command))

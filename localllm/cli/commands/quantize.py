@@ -392,7 +392,7 @@ def format_summary(plan: "QuantizePlan") -> str:
 
 
 def format_plan(plan: "QuantizePlan", target: str) -> str:
-    """Format the plan by tensor, the total, and the free disk space."""
+    """Format the plan as text: one line per tensor, the totals, the output files, and the free disk space."""
     import shutil
 
     rows = [

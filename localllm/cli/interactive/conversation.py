@@ -133,7 +133,7 @@ class TerminalConversation:
         options: "GenerationOptions",
         question: tuple[str, list[str]] | None = None,
     ) -> bool:
-        """Print an answer and save it; return False without an answer.
+        """Print an answer and save it; return whether there was one.
 
         question: its text and images; None: continue the last answer.
         """

@@ -104,7 +104,7 @@ Device = Annotated[
 
 
 def parse_layers(text: str) -> str:
-    """Check a count, all (or -1) or auto. Raises ValueError."""
+    """Validate a layer count: a number, all (or -1, which becomes all) or auto. Raises ValueError."""
     if text in ("all", "auto", "-1") or (text.isdecimal() and len(text) < 8):
         return "all" if text == "-1" else text
     raise ValueError(f"{text!r} must be a number, all or auto")

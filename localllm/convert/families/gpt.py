@@ -106,7 +106,7 @@ def read_mpt(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparam
 
 
 def read_falcon(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Falcon: one KV head per group of heads, or one in all; newer models have a norm per branch."""
+    """Read Falcon's hyperparameters: one KV head per group, or one in all; newer models may have a norm per branch."""
     newer, heads = (
         config.read_flag("new_decoder_architecture"),
         config.read_count("num_attention_heads", config.get("n_head")),

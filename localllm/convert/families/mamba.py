@@ -1,6 +1,7 @@
-"""Mamba, and models that combine it, Mamba 2 or convolutions with attention.
+"""Mamba, and hybrids that mix attention with Mamba, Mamba 2 or convolution layers.
 
-Those are Jamba, Granite 4, Bamba, Falcon H1, LFM2 and Nemotron H, each of whose layers has one of these mixers.
+The hybrids are Jamba, Granite 4, Bamba, Falcon H1, LFM2 and Nemotron H. A layer has at most one of these mixers, except
+in Falcon H1, whose layers have attention and Mamba 2 in parallel.
 """
 
 from collections.abc import Sequence

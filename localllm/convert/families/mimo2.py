@@ -1,4 +1,4 @@
-"""MiMo-V2."""
+"""MiMo-V2: its hyperparameters and tensor names."""
 
 from localllm.convert.config import CheckpointConfig
 from localllm.convert.family import Layer, keep_tensor

@@ -103,7 +103,7 @@ class VariantTable:
 
 
 class VariantLoader:
-    """Loads the variants that runs need.
+    """Loads kernel variants when a run first needs them.
 
     Attributes:
         library: all kernels of the model.

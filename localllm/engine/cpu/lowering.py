@@ -1,9 +1,12 @@
-"""The CPU target: its choices, its graph pass, and the verbs that it lowers itself.
+"""The CPU target: its choices, its graph pass, and the operations that it lowers itself.
 
-These are matrix products (with integer activations, with float32 ones, and per expert), attention, whose layers of the
-same shape share a plan of work units, and the selection of keys. On CPUs with AMX, products of many tokens run in BF16
-tiles, which need further arguments; the other kernels then process few tokens, and their input buffers hold no more. In
-tiles, activations are one BF16 plane, with an error of 5.5e-6, or two (precise runs, keys and values, float32 weights).
+- Matrix products: with integer activations, with float32 activations, and per expert.
+- Attention: layers of the same shape share a plan of work units.
+- The selection of keys.
+
+On CPUs with AMX, products of many tokens run in BF16 tiles, whose kernels need further arguments. The other kernels
+then process only a few tokens, and their input buffers hold no more. In tiles, activations are one BF16 plane, with an
+error of 5.5e-6. Precise runs, keys and values, and products with float32 weights use two planes.
 """
 
 from collections.abc import Callable, Mapping, Sequence

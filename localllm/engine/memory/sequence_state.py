@@ -60,7 +60,7 @@ class PagedStore(SequenceState, Protocol):
         ...
 
     def copy_section(self, name: str, first: int, last: int) -> np.ndarray:
-        """Copy a section of the state of tokens [first, last), uint8."""
+        """Return a copy of one section of the state of tokens [first, last), as uint8."""
         ...
 
     def put(self, first: int, last: int, parts: Mapping[str, np.ndarray]) -> None:

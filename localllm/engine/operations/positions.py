@@ -106,7 +106,7 @@ class ScaleByPosition(Operation):
 
 
 class PositionVerbs(RecorderBase):
-    """The recorder's implementation of the verbs of positions."""
+    """Records the operations that depend on token positions, such as RoPE."""
 
     def _tabulate_angles(self, rope: Rope, divisors: np.ndarray | None) -> np.ndarray | None:
         """Return a table of angles that the caller writes (in recorders of image rows), or None."""

@@ -507,7 +507,7 @@ class ConvolutionVerbs(RecorderBase):
 
 
 class ConvolutionReference(ReferenceBase, RowwiseVerbs):
-    """The NumPy reference of the verbs of convolutions."""
+    """NumPy reference implementation of the convolution operations."""
 
     def previous(self, x: Array, state: Recurrent, number: int) -> Array:
         def run_sequence(last: Array, x: Array) -> tuple[Array, Array]:

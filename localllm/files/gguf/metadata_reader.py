@@ -22,9 +22,9 @@ def format_value(value: object) -> str:
 
 
 class MetadataReader:
-    """The metadata whose keys begin with a prefix; each method validates the type of a value.
+    """Reads the metadata under a key prefix and checks the type of each value.
 
-    Names are the keys without the prefix.
+    Methods take names: keys without the prefix.
     """
 
     def __init__(

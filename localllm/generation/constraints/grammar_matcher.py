@@ -212,7 +212,7 @@ class Automaton:
         return np.packbits(can_come[trie.node_of], bitorder="little"), np.concatenate(ends)
 
     def _allow_vocabulary_token(self, allowed: np.ndarray, number: int) -> None:
-        """Allow the vocabulary token of an index; if it is negated, all other tokens."""
+        """Allow the vocabulary token with this index or, if the grammar negates it, all others."""
         token = self._token_ids[number]
         if self._network.vocabulary_tokens[number].is_negated:
             was_allowed = allowed[token]
@@ -354,9 +354,9 @@ class Automaton:
         return entry.returns[rule]
 
     def _find_callers(self, rule: int, entry: RuleEntry) -> Iterator[tuple[StateClosure, RuleEntry | None]]:
-        """Yield the continuations of a rule.
+        """Yield the states that continue once a rule ends, each with its entry.
 
-        They are after calls, and within rules that begin with it at the same position.
+        They are those after each call of it, and those in rules that begin with it at the same position.
         """
         yield from entry.callers.get(rule, ())
         for caller in entry.rules:

@@ -39,10 +39,10 @@ def spell_canonically(code: int) -> bytes:
 
 
 def parse_escape(text: bytes) -> Ranges:
-    r"""Return the code points whose escapes begin with these bytes.
+    """Return the code points whose JSON escapes begin with these bytes.
 
-    One for a complete escape, none for an invalid one. Surrogates must come in pairs, which are one character: JSON in
-    UTF-8 cannot hold a single one.
+    There is exactly one if the escape is complete, and none if it is invalid. A surrogate must be part of a pair,
+    because UTF-8 cannot encode a lone surrogate.
     """
     short, digits = text[1:2], text[2:6].lower()
     if not short:

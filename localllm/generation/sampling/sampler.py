@@ -87,7 +87,7 @@ class Sampler:
         return twin
 
     def restore(self, snapshot: "Sampler") -> None:
-        """Restore the state of a copy; the copy stays independent."""
+        """Restore this sampler's state from a snapshot, which is not changed and can be reused."""
         self._state = snapshot._state.copy()
 
     def read(self, prompt: Sequence[int]) -> None:

@@ -10,8 +10,8 @@ the others, for a time slice of 3 or 4 ms. Therefore threads yield their CPU bet
 
 A step's claim cell, one cache line, packs the id of the run (32 bits, which wrap), the number of parts (16 bits) and
 the next part (16 bits). A late thread of an earlier run sees a newer id in the cell and leaves. It also leaves when the
-job's run id has become even, which ends the run: from then on Python may change the counts that the tape reads, so the
-thread must not wait for parts that it has computed from them.
+job's run id has become even, which ends the run. From then on Python may change the counts that the tape reads. A part
+count that the thread derived from them may be stale, so it must not wait for those parts.
 
 A run is one call from Python, from the first part to the last. No exception can interrupt it, not even Ctrl-C.
 """

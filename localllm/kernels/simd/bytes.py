@@ -476,7 +476,7 @@ def dot_neon_signed(builder, accumulator, x, y):
 
 
 def dot_neon_16(builder, accumulator, x, y):
-    """Add the products of 16 signed bytes to 4 lanes, on an ARM without a dot product instruction."""
+    """Add the products of 16 pairs of signed bytes to 4 lanes, for ARM CPUs without dot-product instructions."""
     sums = []
     for start in (0, 8):
         halves = [slice_of(builder, value, start, start + 8) for value in (x, y)]

@@ -64,7 +64,7 @@ def parse_layer(name: str) -> int | None:
 
 
 def get_measured_role(name: str) -> str:
-    """Return the role of a tensor, or the one that it is measured with."""
+    """Return the role whose sensitivity applies to a tensor: its own, or the one that it is measured with."""
     role = get_role(name)
     return SHARED_ROLES.get(role, role)
 

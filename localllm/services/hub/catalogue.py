@@ -327,7 +327,7 @@ class ModelOnDisk:
 
     @property
     def kind(self) -> str:
-        """What the file has instead of a model: "adapter" or "control vector"; "" for models."""
+        """The kind of file if it is not a model: "adapter" or "control vector"; "" for a model."""
         from localllm.files.gguf.kinds import read_kind  # slow to import
 
         return read_kind(self.path) if self.is_whole else ""

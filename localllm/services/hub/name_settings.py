@@ -68,7 +68,7 @@ def split_served_name(text: str) -> tuple[str, str]:
 
 
 def find_stored_model(model: str) -> "StoredModel | None":
-    """Return the entries of Ollama's store for a name; None for other or unknown models."""
+    """Return the model that Ollama's store has under this name; None for paths, and for names that it does not have."""
     _, model = split_served_name(model)
     if os.path.lexists(model):
         return None

@@ -164,7 +164,10 @@ def split_block(path: str, lines: Sequence[str], begin: int, end: int, heading: 
 
 
 def split_indented_units(lines: Sequence[str], begin: int, end: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield each line with the indented lines below it as (first, end); single lines if they exceed `size`."""
+    """Yield (first, end) for each line and the indented lines below it.
+
+    If such a unit exceeds `size`, yield its lines one by one.
+    """
     indents = [len(line) - len(line.lstrip()) for line in lines[begin:end]]
     margin = MARGIN + min((indent for indent, line in zip(indents, lines[begin:end], strict=True) if line.strip()))
     starts = [

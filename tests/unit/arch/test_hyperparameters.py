@@ -234,7 +234,7 @@ def test_other_architectures_are_refused_in_printable_lines(name):
         f"general.{name} is not a non-negative integer"
         for name in ("file_type", "parameter_count", "quantization_version")]),
 ])  # fmt: skip
-def test_general_metadata_of_other_types_are_noted(changes, noted):
+def test_general_metadata_of_an_unexpected_type_is_reported(changes, noted):
     metadata = {f"general.{name}": value for name, value in {"architecture": "llama", **changes}.items()}
     file = SimpleNamespace(metadata=metadata, path="model.gguf", oddities=Irregularities())
     assert require_general(file) == "llama"
@@ -463,7 +463,7 @@ def test_yarn_ends_the_ramp_at_dims_minus_1_as_llama_cpp():
     np.testing.assert_allclose(got[3], plain[3] * (4 / 5 + 1 / 5 / 4), rtol=1e-12)
 
 
-def test_without_scaling_restores_frequencies_and_magnitude():
+def test_removing_rope_scaling_restores_frequencies_and_magnitude():
     """Some layers of Gemma 3 and OLMo 3 are not scaled."""
     scaled = replace(rope(64, 10000.0, 8.0, True, 512), magnitude=1.2, yarn_betas=(16.0, 2.0))
     unscaled = scaled.remove_scaling(5000.0)

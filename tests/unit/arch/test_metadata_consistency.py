@@ -134,7 +134,7 @@ def test_families_with_other_conventions_are_checked_by_theirs(arch: str, change
     assert (refusal({**PLAIN, **changes}, DENSE, arch) == "") == agrees
 
 
-def test_deepseek_and_granite_check_shared_experts():
+def test_deepseek_and_granite_reject_inconsistent_shared_experts():
     shared = {**EXPERTS, "expert_shared_count": 3}
     assert "expert_shared_count" in refusal(shared, MIXED, "deepseek2") and refusal(EXPERTS, MIXED, "deepseek2") == ""
     few = {name: shape for name, shape in MIXED.items() if not name.endswith("shexp.weight")}

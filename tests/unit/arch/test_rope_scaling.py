@@ -33,7 +33,7 @@ def logits(path: Path | str, **options) -> np.ndarray:
         (RopeScaling("none", 3.0), {}, 64),
     ],
 )
-def test_rope_scaling_options_equal_metadata_of_the_file(
+def test_rope_scaling_options_have_the_same_effect_as_file_metadata(
     tmp_path: Path, scaling: RopeScaling, metadata: dict, context: int
 ):
     names = {name: "rope.freq_base" if name == "freq_base" else f"rope.scaling.{name}" for name in metadata}
@@ -49,7 +49,7 @@ def test_rope_scaling_options_equal_metadata_of_the_file(
         assert not np.array_equal(here, logits(plain))
 
 
-def test_a_factor_of_the_file_is_not_applied_twice(tmp_path: Path):
+def test_a_rope_factor_stored_in_the_file_is_not_applied_twice(tmp_path: Path):
     keys = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
     path = write_tiny_model(tmp_path / "yarn.gguf", 64, metadata=keys)
     own, same = logits(path), logits(path, rope=RopeScaling("yarn", 4.0))

@@ -75,7 +75,7 @@ def test_max_tokens_defaults_to_16_and_may_be_unlimited(llm: Llama):
         assert completion["usage"]["total_tokens"] == 256 and completion["choices"][0]["finish_reason"] == "length"
 
 
-def test_a_stream_gives_the_same_text(llm: Llama):
+def test_streaming_gives_the_same_text_as_one_response(llm: Llama):
     whole = llm(PROMPT, max_tokens=12, temperature=0)["choices"][0]
     chunks = [*llm(PROMPT, max_tokens=12, temperature=0, stream=True)]
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole["text"]

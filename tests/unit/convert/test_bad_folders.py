@@ -181,7 +181,7 @@ def test_a_truncated_safetensors_file_is_refused(tmp_path: Path):
 @pytest.mark.parametrize(
     ("error", "message"), [(KeyError("vocab"), "no 'vocab'"), (TypeError("vocab"), "vocab"), (IndexError("far"), "far")]
 )
-def test_errors_while_reading_a_file_name_it(error: Exception, message: str):
+def test_read_errors_contain_the_path_of_the_file(error: Exception, message: str):
     with (
         pytest.raises(ModelError, match=f"^x.json: has unexpected content: {message}$"),
         report_as_model_error(Path("x.json")),

@@ -274,7 +274,7 @@ def test_exaone_windows_refuse_nonsense(settings: dict[str, Any], problem: str):
 
 
 @pytest.mark.parametrize(("leading", "expected"), [(0, "wwwawwwaw"), (1, "awwwawwwa"), (3, "aaawwwaww"), (9, "a" * 9)])
-def test_windows_begin_behind_the_first_layers(leading: int, expected: str):
+def test_sliding_windows_start_after_the_first_layers(leading: int, expected: str):
     assert letters(mark_windows_after(config(), 9, leading)) == expected
     types = ["full_attention", "sliding_attention"] * 4 + ["full_attention"]
     assert letters(mark_windows_after(config(layer_types=types), 9, leading)) == "awawawawa"
@@ -481,7 +481,7 @@ def test_llava_reads_the_text_model_by_its_kind():
         find_family(config(architectures=["LlavaForConditionalGeneration"], text_config={"model_type": "x"}))
 
 
-def test_records_have_known_fields_and_each_class_once():
+def test_each_class_has_one_record_with_known_fields_only():
     names = [name for families in map(checkpoints_of, {*ARCHITECTURES.values()}) for name in families]
     assert len(names) == len({*names}) == len(load_records())
     for name, (arch, record) in load_records().items():

@@ -291,7 +291,7 @@ def test_gemma_4_is_read_by_its_merges(tmp_path: Path):
         ("ab", "unexpected content"),
     ],
 )
-def test_merges_unlike_sentencepieces_are_refused(tmp_path: Path, merges: Any, problem: str):
+def test_merges_that_differ_from_sentencepiece_are_refused(tmp_path: Path, merges: Any, problem: str):
     content = byte_fallback(PIECES, SCORES, [added_token(token, PIECES[token]) for token in range(3)])
     content["model"]["merges"] = merges
     write_json(tmp_path / "tokenizer.json", content)
@@ -365,7 +365,7 @@ def test_tokens_named_only_by_the_template_are_found(tmp_path: Path):
     assert (metadata["bos_token_id"], metadata["add_bos_token"], metadata["add_eos_token"]) == (1, True, False)
 
 
-def test_switches_of_missing_tokens_are_off(tmp_path: Path):
+def test_add_bos_is_off_without_a_bos_token(tmp_path: Path):
     changes = {"bos_token": None, "add_bos_token": True}
     metadata = metadata_with(tmp_path, tokenizer_config=changes, config={"bos_token_id": None})
     assert "bos_token_id" not in metadata and metadata["add_bos_token"] is False

@@ -282,7 +282,7 @@ def test_the_digest_covers_the_beginning_of_an_input():
     )
 
 
-def test_broken_records_count_as_none(tmp_path, monkeypatch):
+def test_corrupt_records_are_treated_as_missing(tmp_path, monkeypatch):
     """Include records of an empty output, and cut ones; and write no known record again."""
     output, now = tmp_path / "out", Provenance.describe(b"questions", "")
     assert read_record(str(output)) is None and get_record_path(str(output)) == os.path.realpath(

@@ -238,7 +238,7 @@ def test_bytes_written_twice_become_the_first_token():
     assert vocabulary.ids["<0x41>"] == 3 + 0x41
 
 
-def test_an_end_beyond_the_tokens_counts_as_none():
+def test_an_end_token_id_beyond_the_vocabulary_is_ignored():
     """Fall back to SentencePiece's usual one, as without the key."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
     types = np.array([2, 3, 3, *[BYTE] * 256, NORMAL], np.int32)

@@ -412,7 +412,7 @@ def test_a_request_begins_only_with_room_to_grow(places: int, width: int, may: b
     assert engine.open() == 0
 
 
-def test_a_waiting_request_is_looked_up_again_only_after_a_change(monkeypatch):
+def test_a_waiting_request_searches_the_cache_again_only_after_the_cache_changed(monkeypatch):
     """Skip the lookup while others only decode."""
     searches = list[int]()
     search = PrefixCache.find_match

@@ -80,7 +80,7 @@ def test_other_colour_modes_become_rgb_and_float_is_refused():
     ([0, 1, 255], "i4", [0, 1, 255]), ([0, 256, 65535], "i4", [0, 0, 255]), ([-5, 70_000, 512], "i4", [0, 255, 1]),
     ([0, 257, 65535], "u2", [0, 1, 255]), ([0, 100, 255], "u2", [0, 0, 0]),
 ])  # fmt: skip
-def test_levels_of_16_and_32_bits_are_scaled(levels: list[int], dtype: str, expected: list[int]):
+def test_16_and_32_bit_pixels_are_scaled_to_8_bits(levels: list[int], dtype: str, expected: list[int]):
     """Scale 16 bits by 65535; guess 8 or 16 bits of a 32-bit image from its brightest pixel."""
     pixels = np.asarray(load_image(Image.fromarray(np.array([levels], dtype))))
     assert pixels.tolist() == [[[level] * 3 for level in expected]]

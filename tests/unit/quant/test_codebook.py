@@ -140,7 +140,7 @@ def test_importance_of_zero_counts_as_equal_importance(name: str):
 
 
 @pytest.mark.parametrize("right", range(4))
-def test_the_chosen_d_has_multiples_closest_to_the_scales(right: int):
+def test_the_chosen_block_scale_minimizes_the_rounding_error_of_the_scales(right: int):
     """Groups that gain nothing, whose scale is zero, must not count."""
     shares = np.array([0.83, 0.9, 1.07, 1.21], np.float32)
     d = np.float32(0.01)

@@ -95,7 +95,7 @@ def matrix(name: str, shape: tuple[int, ...]) -> ImportanceMatrix:
     return ImportanceMatrix({name: SquaredActivations(sums, np.ones(shape[0]))})
 
 
-def test_importance_of_a_tensor_must_have_its_shape():
+def test_importance_with_the_wrong_shape_is_refused():
     experts = tensor("blk.0.ffn_up_exps.weight", (3, 2, 4))
     importance = find_importance(experts, matrix(experts.name, (3, 4)))
     assert (

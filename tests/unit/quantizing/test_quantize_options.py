@@ -152,7 +152,7 @@ def test_tensors_are_divided_into_splits_of_similar_size():
     ({}, "is a LoRA adapter, not a model: merge it into its base model first"),
     ({"peft_type": "IA3"}, "is an adapter (IA3), not a model"),
 ])  # fmt: skip
-def test_an_adapter_is_refused_and_tells_its_base_model(tmp_path: Path, cli, config: dict, expected: str):
+def test_refusing_an_adapter_names_its_base_model(tmp_path: Path, cli, config: dict, expected: str):
     folder = tmp_path / "adapter"
     folder.mkdir()
     write_json(folder / "adapter_config.json", config)

@@ -54,7 +54,7 @@ def write_session(name: str, *turns: list[dict]) -> Path:
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 
-def test_other_files_in_the_folder_are_no_sessions(folder: Path):
+def test_other_files_in_the_folder_are_not_listed_as_sessions(folder: Path):
     """Skip folders, notes and invalid names in lists and for --continue."""
     write_session("a", TURN)
     (folder / "folder.jsonl").mkdir()

@@ -5,7 +5,7 @@ from pathlib import Path
 import import_once
 
 
-def test_each_worker_starts_with_its_own_share():
+def test_each_worker_imports_its_own_share_first():
     paths = [Path(f"test_{number}.py") for number in range(8)]
     orders = [import_once.own_part_first(paths, worker, 3) for worker in range(3)]
     assert all(sorted(order) == paths for order in orders)

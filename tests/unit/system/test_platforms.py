@@ -243,7 +243,7 @@ def test_private_folders_are_recognized(monkeypatch, owner: int, mode: int, priv
         assert files.is_private(3) == private
 
 
-def test_folders_are_written_as_windows_does(monkeypatch, tmp_path):
+def test_paths_follow_the_conventions_of_windows(monkeypatch, tmp_path):
     """Complete them by tab in a chat, and find a template file without a suffix."""
     (tmp_path / "notes.txt").write_text("")
     asked = []

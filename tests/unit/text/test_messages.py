@@ -212,7 +212,7 @@ ANTHROPIC = {
 
 
 @pytest.mark.parametrize("shape", ANTHROPIC)
-def test_anthropic_messages_accept_every_conversation(strict: Served, shape: str):
+def test_the_anthropic_endpoint_accepts_every_conversation(strict: Served, shape: str):
     asked = {"model": "strict", "messages": ANTHROPIC[shape], "system": [], "max_tokens": 1}
     assert strict.post("/v1/messages/count_tokens", asked).status == 200
     reply = strict.post("/v1/messages", asked)
@@ -329,7 +329,7 @@ def test_a_conversation_that_fits_the_template_is_unchanged():
         assert [*next(iter(iter_arrangements(messages, constant(True))))] == messages
 
 
-def test_system_texts_move_to_where_the_template_keeps_them(tiny_path: str):
+def test_system_messages_move_to_where_the_template_expects_them(tiny_path: str):
     def render(kind: str, shape: str) -> str:
         return ChatTemplate(KINDS[kind]).render(validate_messages(SHAPES[shape]))
 

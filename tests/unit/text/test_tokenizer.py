@@ -533,7 +533,7 @@ LLAMA_3 = "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jin
         ("needs_merges", True, "kimi-k2"),
     ],
 )
-def test_flags_of_pretokenizers_are_set_for_the_right_names(flag: str, usual: bool, names: str):
+def test_only_the_listed_pretokenizers_set_each_flag(flag: str, usual: bool, names: str):
     assert [name for name, known in PRETOKENIZERS.items() if getattr(known, flag) != usual] == names.split()
 
 

@@ -80,9 +80,9 @@ def compute_unit_rows(count, group):
 
 @device
 def compute_section_keys(a, sequence, position):
-    """Return the number of keys in a section of the context of the token at a position.
+    """Return how many keys one section of the context has, for the token at a position.
 
-    It depends on the first key and the end only, not on the run.
+    This depends only on the first key and the end, not on the run.
     """
     lowest = find_first_key(a, sequence, position)
     end = min(position + 1 + load_argument(a, PLAN.lookahead), find_visible_end(a, sequence))

@@ -19,7 +19,7 @@ def multiply_heads(count, x, gates, gates_stride, heads, y, stride, columns):
 
 @device
 def compute_softmax(x, y, size, epsilon):
-    """Write the softmax of `size` values, plus epsilon, to y; NaN if a value is not finite."""
+    """Write softmax(x) + epsilon for `size` values to y; all are NaN if any input is not finite."""
     top, total = LOWEST, float32(0)
     for i in range(size):
         number = load_f32(x + 4 * i)

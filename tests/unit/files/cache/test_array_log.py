@@ -88,7 +88,7 @@ def test_reading_a_record_refuses_ranges_outside_it(path: Path):
                 file.read("a", first, end)
 
 
-def test_threads_take_turns(path: Path):
+def test_reads_hold_the_lock_for_seek_and_read(path: Path):
     """Share the place in the file among all; close the file at the end."""
     events = []
 

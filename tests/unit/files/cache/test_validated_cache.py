@@ -122,7 +122,7 @@ def test_a_vocabulary_is_checked_once(tmp_path, monkeypatch):
             assert len(looked) == times, "what is wrong is not remembered"
 
 
-def test_metadata_from_a_file_are_known_by_their_bytes(tmp_path):
+def test_metadata_from_a_file_is_identified_by_its_bytes(tmp_path):
     """Hash values, keys and their order; know nothing of keys that no file has, or that were changed."""
     path = write_tiny_model(tmp_path / "a.gguf")
     with GGUFFile.open(path) as file, GGUFFile.open(write_tiny_model(tmp_path / "b.gguf", context=513)) as other:

@@ -349,7 +349,7 @@ def test_wrong_guesses_cost_little_time():
         assert 1 < spent < START + LOSS * 400 + usual.estimate_cost(MAX_DRAFT_TOKENS + 1) + TRIALS * seconds
 
 
-def test_earlier_gains_allow_larger_losses():
+def test_time_saved_by_earlier_drafts_lets_later_ones_cost_more():
     usual, script = make_costs(1, 1.3, 1.8, 3.2, 5.5), Script(SURELY)
     source, wrong = DraftPlanner(script), []
     for came in ([7] * (MAX_DRAFT_TOKENS + 1), [5]):

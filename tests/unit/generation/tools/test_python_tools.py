@@ -202,7 +202,7 @@ def test_a_session_keeps_calls_and_results(model: localllm.Model):
     assert "".join(model.session.ask("more")) == "MORE"
 
 
-def test_run_tools_refuses_tools_that_are_no_functions(model: localllm.Model):
+def test_run_tools_refuses_tools_that_are_not_functions(model: localllm.Model):
     with pytest.raises(UsageError, match=r"run_tools needs functions as tools, not {'name': 'f'"):
         model.run_tools(ask("sum"), [{"name": "f"}])
 

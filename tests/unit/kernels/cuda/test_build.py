@@ -50,7 +50,7 @@ def test_every_kernel_name_that_is_checked_can_be_built():
 
 
 @pytest.mark.slow
-def test_a_kernel_over_a_limit_is_reported():
+def test_a_kernel_with_too_many_registers_is_reported():
     code = "import check_ptx; check_ptx.REGISTERS = 8; check_ptx.main()"
     result = run("-c", code, "fetch", "--capability", "8.0", PYTHONPATH=f"{ROOT}:{ROOT / 'scripts' / 'platform'}")
     assert result.returncode == 1 and "fetch" in result.stdout and "over a limit" in result.stdout

@@ -256,7 +256,7 @@ def test_stored_tokens_have_the_bytes_of_the_cpu_cache_and_are_recalled(name, he
 
 @pytest.mark.parametrize("name", [name.upper() for name in ON_GPU])
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
-def test_storing_on_a_gpu_keeps_nan_for_values_out_of_range(name):
+def test_values_out_of_range_are_stored_as_nan_on_a_gpu(name):
     """Not an infinity; a block becomes NaN as a whole."""
     x = normal(8, 36)
     for token, value in enumerate([np.nan, np.inf, -np.inf, 65519, 65520, -1e6, 8.4e6, -3e38]):

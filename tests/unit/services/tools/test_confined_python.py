@@ -56,7 +56,7 @@ def test_time_and_memory_of_a_program_are_limited():
         "import os; os.execv('/bin/sh', ['sh', '-c', 'cat {outside}'])",
     ],
 )
-def test_a_program_reaches_nothing_outside(tmp_path: Path, program):
+def test_a_confined_program_cannot_access_anything_outside_its_sandbox(tmp_path: Path, program):
     outside = tmp_path / "secret"
     outside.write_text("secret")
     outcome = run_confined(program.replace("{outside!r}", repr(str(outside))).replace("{outside}", str(outside)))

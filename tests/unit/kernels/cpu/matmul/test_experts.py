@@ -202,7 +202,7 @@ class Plan:
 
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize("kind", CHOICES)
-def test_a_plan_groups_rows_by_expert_with_room_for_products(call, kind, tokens):
+def test_an_expert_plan_groups_rows_by_expert_and_reserves_space_for_products(call, kind, tokens):
     """Every pair has a row, and an expert's rows keep the order of tokens."""
     plan = Plan(call, CHOICES[kind](tokens))
     flat = plan.chosen.reshape(-1)

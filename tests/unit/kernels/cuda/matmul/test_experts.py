@@ -131,7 +131,7 @@ def test_gathered_rows_scatter_back_to_their_tokens_on_a_gpu(is_weighted):
     np.testing.assert_allclose(back, exact.sum(axis=1), rtol=1e-5, atol=1e-6)
 
 
-def test_heads_are_gathered_and_joined_again():
+def test_joining_gathered_heads_restores_their_order():
     """Each expert reads and writes other columns."""
     tokens, heads, columns = 3, 4, 5
     plan, x = Plan(np.tile(np.arange(heads), (tokens, 1)), heads), normal(tokens, heads * columns)
