@@ -59,7 +59,7 @@ def make_store(reader):
                 values.append(simd.shuffled(builder, *halves, of_halves))
         for source, factors in ((scales, reader.scale_factors), (sums, reader.sum_factors)):
             value = simd.load_value(builder, source, simd.f32x16.llvm)
-            value = simd.shuffled(builder, value, value, reader.numbers())
+            value = simd.shuffled(builder, value, value, reader.list_sub_blocks())
             values.append(builder.fmul(value, ir.Constant(simd.f32x16.llvm, factors)))
         for i, value in enumerate(values):
             simd.store_value(builder, builder.add(target, simd.I64(64 * i)), value)
