@@ -55,6 +55,9 @@ class FakeEngine:
 
     prepare_shift = require_shift
 
+    def get_disk_statistics(self) -> dict[str, float]:
+        return {}
+
     def get_cache_usage(self) -> tuple[int, int]:
         return sum(len(sequence.tokens) for sequence in self.open_sequences), 16 * self.context
 

@@ -503,7 +503,7 @@ def test_run_stores_prompts_that_cache_lists_and_clears(warm: Path, environment,
     assert len(list(kept.iterdir())) > 1
     second = answer(command(warm, "--stats"), environment)
     assert anew.stdout == first.stdout == second.stdout
-    assert b"known" not in anew.stderr + first.stderr and b"of them known" in second.stderr
+    assert b"cached" not in anew.stderr + first.stderr and b"1200 cached" in second.stderr
     monkeypatch.setattr(prefix_files, "get_folder", lambda: kept)
     monkeypatch.setattr(written_file, "get_folder", lambda: kept.parent / "written")
     code, out, err = cli("cache")

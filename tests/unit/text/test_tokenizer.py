@@ -24,7 +24,7 @@ from vocabularies import GIVEN
 from localllm.errors import ModelError, UsageError
 from localllm.text import pretokenize, subwords
 from localllm.text.longest_match import unescape
-from localllm.text.pretokenize import PRETOKENIZERS, make_splitter
+from localllm.text.pretokenize import NFC_PRETOKENIZERS, PRETOKENIZERS, make_splitter
 from localllm.text.special_tokens import SpecialTokenSplitter
 from localllm.text.subwords import build_word_boundary, merge_in_windows, merge_symbols
 from localllm.text.tokenizer import Tokenizer
@@ -158,6 +158,8 @@ def test_any_text_survives_encoding_and_decoding(vocabulary, name: str):
     @settings(max_examples=150, deadline=None, database=None)
     @given(st.text(st.characters(codec="utf-8"), max_size=40) | st.text(" \n\t'aA1中é▁<|>", max_size=40))
     def check(text: str) -> None:
+        if name in NFC_PRETOKENIZERS:  # which compose characters
+            text = unicodedata.normalize("NFC", text)
         assert tokenizer.decode(tokenizer.encode(text)) == (text.replace("▁", " ") if sentence_piece else text)
 
     check()
