@@ -27,7 +27,7 @@ BASE_COPY = re.compile(rf"{PREFIX}(.+)\.base_layer\.(?:weight|bias)")
 EMBEDDING = ".lora_embedding_"
 # Parameters of a module with the matrices of all experts, in the order in which PEFT wraps them.
 STACKS = ("gate_up_proj", "down_proj")
-# What else an adapter may be, by the key of the settings that says so.
+# Kinds of adapters that are not supported, by the key of the settings that selects them.
 UNSUPPORTED = {
     "lora_bias": "biases (lora_bias)", "modules_to_save": "whole modules (modules_to_save)",
     "trainable_token_indices": "trained tokens (trainable_token_indices)", "use_qalora": "QA-LoRA (use_qalora)",

@@ -92,7 +92,7 @@ class Mixture:
         self.is_cached, self.points = np.zeros(self.experts, bool), np.zeros(self.experts)
         self.left = [0] * len(self.stacks)
 
-    def list_chosen(self) -> np.ndarray:
+    def read_chosen_experts(self) -> np.ndarray:
         """Return the indices of the experts that the current run has chosen."""
         count = int(self.count[0])
         words = (ctypes.c_int64 * (count * len(EXPERT))).from_address(self.active.address)
@@ -143,7 +143,7 @@ class ExpertCache:
 
     def request(self, mixture: Mixture) -> None:
         """Request the chosen experts that the cache lacks, and then those that the next mixture may choose."""
-        chosen, unread = mixture.list_chosen(), self._ahead.withdraw_guesses()
+        chosen, unread = mixture.read_chosen_experts(), self._ahead.withdraw_guesses()
         for number in {request.key for request in unread} - set(chosen.tolist()):
             self._release(mixture, number)
         missing = chosen[~mixture.is_cached[chosen]]

@@ -44,11 +44,11 @@ class StepRunner(Protocol):
 
 
 class StreamPlan(NamedTuple):
-    """How many bytes of a model's matrices are where.
+    """The division of a model's matrices between memory and disk, in bytes.
 
     Attributes:
         held: always in memory.  streamed: read in each run.
-        cached, experts: the memory for experts, and how large all are.
+        cached: the memory for experts.  experts: the size of all experts.
     """
 
     held: int

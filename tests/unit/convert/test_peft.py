@@ -204,7 +204,7 @@ def test_the_base_models_own_output_matrix_is_left_out(tmp_path, llama):
     ("nemotron_h", "backbone.layers.0.mixer.in_proj", "model.layers.0.mixer.in_proj"),
     ("lfm2_moe", "model.layers.1.feed_forward.experts.2.w3", "model.layers.1.feed_forward.experts.2.up_proj"),
 ])  # fmt: skip
-def test_modules_with_other_names_than_their_tensors_are_found(tmp_path, variant, stored, module):
+def test_modules_named_differently_from_their_tensors_are_converted(tmp_path, variant, stored, module):
     """PEFT names tensors after transformers' modules, not after the checkpoint's tensors."""
     base = open_base(tmp_path / "base", variant)
     ((_, pair),) = random_pairs(shapes_of(variant), [f"{stored}.weight"]).items()

@@ -256,7 +256,7 @@ def test_choose_many_equals_choose_for_each_prompt(model: localllm.Model):
         assert choices[0].logprob == pytest.approx(model.choose(prompt, ["yes", "no"])[0].logprob, abs=5e-2)
 
 
-def test_choose_many_yields_results_before_all_prompts_are_taken(model: localllm.Model):
+def test_choose_many_yields_results_before_it_has_read_all_prompts(model: localllm.Model):
     prompts = iter(["It is"] * 4 * PARALLEL)
     chosen: Any = model.choose_many(prompts, ["yes", "no"])
     with closing(chosen) as results:

@@ -207,7 +207,7 @@ def test_an_expert_that_is_used_often_stays(monkeypatch):
     cache = ExpertCache([mixture], 3 * mixture.nbytes, ahead)
     for number in range(1, 30):
         chosen = np.array([0, 1 + number % 7])
-        monkeypatch.setattr(Mixture, "list_chosen", lambda self, chosen=chosen: chosen)
+        monkeypatch.setattr(Mixture, "read_chosen_experts", lambda self, chosen=chosen: chosen)
         cache.request(mixture)
         assert mixture.is_cached[chosen].all() and mixture.is_cached.sum() <= 3
     assert cache.misses == 1 + 29 and cache.hits == 28
