@@ -20,7 +20,7 @@ from localllm.engine.trace.recorder import ImageRowOperations
 from localllm.engine.trace.rope_shift import RopeShift
 from localllm.errors import LocalllmError, UnsupportedError
 from localllm.files.gguf.file import GGUFFile
-from localllm.system.memory import get_available_memory
+from localllm.system.memory import get_available_memory, get_system_memory
 from localllm.system.processes import has_driver
 
 if TYPE_CHECKING:
@@ -158,6 +158,8 @@ def make_storage(traced: TracedModel, options: EngineOptions) -> "WeightStorage 
         return None
     from localllm.engine.cpu.weight_stream import WeightStorage
 
+    if options.memory is None:  # leave some to other programs
+        memory = min(memory, get_system_memory() * 15 // 16)
     return WeightStorage(traced.file.locate, max(memory - WORKING_BYTES, 0))
 
 

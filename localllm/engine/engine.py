@@ -195,6 +195,7 @@ class Engine:
             raise UnsupportedError(f"{file.path}: {kind}: use localllm embed or localllm rerank")
         self.context, self.vocab_size = options.context or self.hyperparameters.context, self.hyperparameters.vocab_size
         self.lock, self.orphaned, self._path = create_lock(self), list[SequenceState](), file.path
+        self._weight_bytes = file.nbytes
         weights, forward = Weights(file.tensors), model.forward
         self.adapters: tuple[Adapter, ...] = ()
         self.adapter_scales = trim_zeros([scale for _, scale in options.lora])
@@ -281,6 +282,12 @@ class Engine:
     def get_disk_statistics(self) -> dict[str, float]:
         """Return read_bytes and waited_s of weights larger than memory, and hits of experts; empty if all fit."""
         return self._backend.get_disk_statistics() if isinstance(self._backend, CpuBackend) else {}
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Size of the weights that have no place in memory and are read from the disk, in bytes."""
+        storage = self._backend.storage if isinstance(self._backend, CpuBackend) else None
+        return 0 if storage is None or storage.plan is None else max(self._weight_bytes - storage.budget, 0)
 
     @property
     def bytes_per_token(self) -> int:

@@ -67,7 +67,8 @@ async def report_props(service: ServerContext, request: Request) -> Response:
 
 async def report_metrics(service: ServerContext, request: Request) -> Response:
     running, waiting = service.pool.count_requests()
-    text = service.metrics.format(running, waiting, await service.pool.measure_memory())
+    memory, disk = await service.pool.measure_memory(), service.pool.measure_disk()
+    text = service.metrics.format(running, waiting, memory, disk)
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

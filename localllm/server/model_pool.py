@@ -10,7 +10,7 @@ from dataclasses import field
 from time import time
 from typing import TYPE_CHECKING
 
-from localllm.errors import LocalllmError, MemoryLimitError
+from localllm.errors import LocalllmError
 from localllm.frozen import frozen
 from localllm.generation.conversation import AnswerDefaults
 from localllm.server.metrics import Metrics
@@ -75,8 +75,8 @@ class ModelEntry:
         if self.worker is None:
             return 0
         model = self.worker.model
-        places = model.engine.get_cache_usage()[0]
-        return model.file.nbytes + model.vision.nbytes + OVERHEAD_BYTES + places * model.engine.bytes_per_token
+        slots = model.engine.get_cache_usage()[0]
+        return count_fixed_bytes(model) + slots * model.engine.bytes_per_token
 
     @property
     def needed_bytes(self) -> int:
@@ -208,14 +208,10 @@ class ModelPool:
             self._changing.notify_all()
 
     async def _make_room(self, entry: ModelEntry) -> None:
-        """Unload idle models, least recently used first, until the new one fits. Raises MemoryLimitError."""
+        """Unload idle models, least recently used first, until the new one fits or is alone."""
         if self.memory is None:
             return
-        nbytes = await asyncio.to_thread(lambda: entry.needed_bytes)
-        if nbytes > self.memory:
-            raise MemoryLimitError(
-                f"{entry.name} needs {nbytes / 1e9:.1f} GB, but the server's limit is {self.memory / 1e9:.1f} GB"
-            )
+        nbytes = min(await asyncio.to_thread(lambda: entry.needed_bytes), self.memory)  # more is read from the disk
         while await asyncio.to_thread(self._count_held_bytes) + nbytes > self.memory:
             idle = [
                 candidate for candidate in self.entries.values() if candidate.worker and not candidate.active_requests
@@ -234,8 +230,7 @@ class ModelPool:
 
     def _start_worker(self, entry: ModelEntry) -> Worker:
         model = (entry.options.open_model or self._open)(entry.path)
-        fixed_bytes = model.file.nbytes + model.vision.nbytes + OVERHEAD_BYTES
-        room = None if self.memory is None else max(0, self.memory - fixed_bytes)
+        room = None if self.memory is None else max(0, self.memory - count_fixed_bytes(model))
         return Worker(model, self._metrics, self._parallel, room)
 
     async def _unload(self, entry: ModelEntry) -> None:
@@ -258,6 +253,14 @@ class ModelPool:
                     entry.idle_timer.cancel()
                 await self._unload(entry)
 
+    def measure_disk(self) -> dict[str, float]:
+        """Return what all open models read of weights larger than memory: see Engine.get_disk_statistics."""
+        total = dict[str, float]()
+        for model in [entry.model for entry in [*self.entries.values()] if entry.shared is entry]:
+            for name, value in (model.engine.get_disk_statistics() if model else {}).items():
+                total[name] = total.get(name, 0.0) + value
+        return total
+
     async def measure_memory(self) -> dict[str, float]:
         open_entries = [entry for entry in self.entries.values() if entry.worker]
         held_bytes = await asyncio.to_thread(self._count_held_bytes)
@@ -267,6 +270,11 @@ class ModelPool:
     def count_requests(self) -> tuple[int, int]:
         workers = [entry.worker for entry in self.entries.values() if entry.worker]
         return sum(worker.running for worker in workers), sum(worker.waiting for worker in workers)
+
+
+def count_fixed_bytes(model: "Model") -> int:
+    """Return the memory that an open model takes without its KV cache, in bytes."""
+    return model.file.nbytes - model.engine.streamed_bytes + model.vision.nbytes + OVERHEAD_BYTES
 
 
 def close_worker(worker: Worker) -> None:
