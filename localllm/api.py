@@ -297,6 +297,7 @@ def open_model(
     lora: "str | os.PathLike[str] | Mapping[str, float]" = "",
     control_vector: "str | os.PathLike[str] | Mapping[str, float]" = "",
     control_layers: tuple[int, int] | None = None,
+    memory: int | None = None,
 ) -> Model:
     """Open a GGUF file; `localllm.open` is this function.
 
@@ -313,7 +314,8 @@ def open_model(
     original_context=32768).  lora: path of an adapter's file or PEFT folder, or several with the scale that answers
     have by default, such as {"a.gguf": 1.0, "b/": 0.5}; each answer can change it (`lora` of GenerationOptions).
     control_vector: the same for control vectors, which all answers have.  control_layers: the first and the last layer
-    that they change, None for all.  Raises ModelError, MemoryLimitError, UsageError.
+    that they change, None for all.  memory: bytes for the model on the CPU, None for what is available; of a larger
+    model, the rest is read from the disk as it is needed.  Raises ModelError, MemoryLimitError, UsageError.
     """
     from localllm.engine.options import EngineOptions, parse_gpu_layers  # not needed to import this
 
@@ -322,7 +324,7 @@ def open_model(
     kv_type, gpu_layers = require_string("kv_type", kv_type), parse_gpu_layers(gpu_layers)
     options = EngineOptions(
         threads, context, kv_type, backend, gpu_layers, progress, on_upload, observer, rope, parse_scales(lora),
-        parse_scales(control_vector), control_layers,
+        parse_scales(control_vector), control_layers, None if memory is None else require_integer("memory", memory, 1),
     )  # fmt: skip
     return open_with_options(path, options, chat_template, cache, mmproj, pan_and_scan)
 

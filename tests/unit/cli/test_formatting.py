@@ -386,21 +386,20 @@ FACTS = {"context": 100, "longest": {"f16": 100, "q8_0": 100}}
     ],
 )
 def test_fit_concludes_whether_a_model_fits(longest, conclusion):
-    report: Any = {"context": 100, "longest": longest, "rows": [{"tokens_per_s": 9.0, "fits": True}], "disk_gbs": 0.0}
+    report: Any = {"context": 100, "longest": longest, "rows": [{"tokens_per_s": 9.0, "fits": True}], "disk": None}
     assert fit.format_conclusion(report) == conclusion
 
 
-def test_fit_tells_what_a_model_larger_than_memory_reads():
-    sizes = {"weight_bytes": 5 * 10**9, "working_bytes": 10**9, "available_bytes": 4 * 10**9}
+@pytest.mark.parametrize(("per_token", "experts"), [(5 * 10**9, ""), (10**9, " of experts (equally popular ones)")])
+def test_fit_tells_how_a_model_larger_than_memory_runs(per_token, experts):
+    disk = {"held_bytes": 3 * 10**9, "read_bytes": 2 * 10**9, "disk_gbs": 0.5, "tokens_per_s": 0.25}
     report: Any = {
-        "context": 100,
-        "longest": {"f16": 0},
-        "rows": [{"tokens_per_s": 9.0, "fits": False}],
-        "disk_gbs": 0.5,
-    }
-    assert fit.format_conclusion(report | sizes) == (
-        "This model does not fit. It runs, but each token reads 2.0 GB from the disk (less with experts), which takes "
-        "4.0 s at 0.5 GB/s."
+        "context": 100, "longest": {"f16": 0}, "rows": [{"tokens_per_s": 9.0, "fits": False}], "disk": disk,
+        "weight_bytes_per_token": per_token,
+    }  # fmt: skip
+    assert fit.format_conclusion(report) == (
+        f"This model is larger than memory. It runs: 3.0 GB stay in memory, each token reads 2.0 GB{experts} from the "
+        "disk, which gives 0.5 GB/s: about 0.2 tokens/s."
     )
 
 
