@@ -156,6 +156,13 @@ def prefer_huge_pages(data: mmap.mmap) -> None:
             data.madvise(mmap.MADV_HUGEPAGE)
 
 
+def request_pages(data: mmap.mmap, start: int, size: int) -> None:
+    """Ask the system to read bytes of a mapped file, without waiting; start: a multiple of PAGE."""
+    if hasattr(mmap, "MADV_WILLNEED"):
+        with contextlib.suppress(OSError):  # only a request
+            data.madvise(mmap.MADV_WILLNEED, start, size)
+
+
 def release_pages(data: mmap.mmap, start: int, end: int) -> None:
     """Release a mapping's whole pages within bytes [start, end); the system may keep them cached."""
     start, end = -(-start // PAGE) * PAGE, end // PAGE * PAGE

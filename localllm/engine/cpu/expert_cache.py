@@ -151,8 +151,9 @@ class ExpertCache:
 
     def request(self, mixture: Mixture) -> None:
         """Request the chosen experts that the cache lacks, and then those that the next mixture may choose."""
-        chosen, unread = mixture.read_chosen_experts(), self._ahead.withdraw_guesses()
-        for number in {request.key for request in unread} - set(chosen.tolist()):
+        chosen, (unread, begun) = mixture.read_chosen_experts(), self._ahead.withdraw_guesses()
+        needed = set(chosen.tolist())
+        for number in {request.key for request in unread} - needed - begun:
             self._release(mixture, number)
         missing = chosen[~mixture.is_cached[chosen]]
         self.hits, self.misses = self.hits + len(chosen) - len(missing), self.misses + len(missing)
@@ -160,9 +161,10 @@ class ExpertCache:
         mixture.points[chosen] += self._point
         self._used = {mixture: chosen}
         self._make_room(len(missing) * mixture.nbytes, self._used)
-        of_chosen = {request.key for request in unread} & set(chosen.tolist())
-        requests = [request for request in unread if request.key in of_chosen]
-        self._ahead.request([*requests, *self._list_requests(mixture, missing)])
+        urgent = [request for request in unread if request.key in needed]
+        self._ahead.request([*urgent, *self._list_requests(mixture, missing)])
+        # The memory of an expert that is being read cannot be released, so its other reads follow.
+        self._ahead.request((each for each in unread if each.key in begun - needed), is_guess=True)
         following = self._following.get(mixture)
         if following and following.router and mixture.router:
             self._guess(following, following.router.guess(mixture.router), {mixture: chosen})

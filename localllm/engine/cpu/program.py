@@ -12,6 +12,7 @@ import numpy as np
 from localllm.arch.layer_state import KVType, State
 from localllm.engine.cpu.kernel_variants import RunShape, VariantLoader
 from localllm.engine.cpu.lowering import CpuTarget, create_target, optimize_graph, uses_integers
+from localllm.engine.cpu.row_prefetch import RowPrefetch
 from localllm.engine.lower.header import RunHeader, SequenceSpan, TextSpan
 from localllm.engine.lower.steps import StepMemory
 from localllm.engine.lower.tape import KernelStep, Tape, slice_steps
@@ -190,8 +191,10 @@ class CpuProgram:
         self, header: RunHeader, threads: TapeThreads, vocab_size: int, loader: VariantLoader,
         memory: Sequence[ReservedMemory] = (),
         streaming: "StreamingRunner | WeightStream | None" = None, kernel_limits: Sequence[int] = (),
+        tables: RowPrefetch | None = None,
     ):  # fmt: skip
         """Set what runs need; memory: memory of a run's buffers; streaming: runs the tape in slices."""
+        self._tables = tables
         self.kernel_limits = kernel_limits
         self._memory, self._walk, self._streaming = memory, (streaming or threads).run, streaming
         self.warning, self.prepare_all = loader.library.warning, loader.prepare_all
@@ -235,6 +238,8 @@ class CpuProgram:
         """Run the tape once, which writes into `logits`, and return them."""
         tokens, wanted, _, most_precise, *_ = self._header.numbers.tolist()
         kernel_tokens, kernel_wanted = self._header.kernel_tokens.tolist()
+        if self._tables:
+            self._tables.request(tokens)
         self._loader.prepare(RunShape(tokens, wanted, kernel_tokens, kernel_wanted, most_precise))
         self._walk()
         if self._header.flaws[0]:
@@ -278,7 +283,8 @@ def compile_program(
     of_runs = [region for region in tape.memory if isinstance(region, ReservedMemory)]
     streaming = StreamingRunner(walkers, tape.steps) if streams else placed.make_stream(walkers) if placed else None
     loader, limits = VariantLoader(library, target.variants, progress), find_kernel_limits(operations, target)
-    return CpuProgram(places.header, walkers, vocab_size, loader, of_runs, streaming, limits)
+    tables = RowPrefetch(tape.steps, places.header.ids)
+    return CpuProgram(places.header, walkers, vocab_size, loader, of_runs, streaming, limits, tables)
 
 
 def find_kernel_limits(operations: Sequence[Operation], target: CpuTarget) -> list[int]:

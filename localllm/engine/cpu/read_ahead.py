@@ -88,6 +88,7 @@ class ReadAhead:
         self._cursor, self._next_read, self._active, self._is_paused = 0, 0, 0, False
         self._urgent = deque[ReadRequest]()  # reads of experts, which a run waits for
         self._guessed = deque[ReadRequest]()  # of experts that it may need
+        self._begun_guesses = set[int]()  # keys of guessed reads that have begun
         self._error: LocalllmError | None = None
         self.is_closed, self.bytes_read, self.waited = False, 0, 0.0
         self._threads = [threading.Thread(target=self._read_all, daemon=True) for _ in range(READERS)]
@@ -106,14 +107,15 @@ class ReadAhead:
                 (self._guessed if is_guess else self._urgent).append(request)
             self._changed.notify_all()
 
-    def withdraw_guesses(self) -> list[ReadRequest]:
-        """Withdraw the guessed reads that have not begun, and return them."""
+    def withdraw_guesses(self) -> tuple[list[ReadRequest], set[int]]:
+        """Withdraw the guessed reads that have not begun; return them, and the keys of those that have."""
         with self._changed:
-            withdrawn = [*self._guessed]
+            withdrawn, begun = [*self._guessed], self._begun_guesses
             self._guessed.clear()
+            self._begun_guesses = set()
             for request in withdrawn:
                 request.left[request.counter] -= 1
-            return withdrawn
+            return withdrawn, begun
 
     def wait_until_read(self, left: list[int], index: int) -> None:
         """Wait until left[index] is 0. Raises ModelError if the file cannot be read."""
@@ -188,6 +190,7 @@ class ReadAhead:
                 self._changed.wait(0.1)
             self._urgent.clear()
             self._guessed.clear()
+            self._begun_guesses.clear()
             for index in [*self._begun]:
                 if self._left[index] or self._slices[index].slot is not None:
                     self._forget(index)
@@ -234,7 +237,10 @@ class ReadAhead:
     def _find_request(self) -> ReadRequest | None:
         if self._urgent:
             return self._urgent.popleft()
-        return self._find_read() or (self._guessed.popleft() if self._guessed else None)
+        if (read := self._find_read()) or not self._guessed:
+            return read
+        self._begun_guesses.add(self._guessed[0].key)
+        return self._guessed.popleft()
 
     def _find_read(self) -> ReadRequest | None:
         """Return the next read of a slice with its counter, or None if there is none now."""

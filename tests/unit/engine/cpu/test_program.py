@@ -204,7 +204,7 @@ def test_compiling_a_program_wires_its_target_tape_library_and_threads(monkeypat
 
     memory = [object.__new__(ReservedMemory), np.zeros(2), object.__new__(ReservedMemory)]
     target = SimpleNamespace(variants=SimpleNamespace(list_all_names=lambda: ["later"], limits={20}), uses_tiles=False)
-    tape = SimpleNamespace(kernels={"k"}, steps="steps", memory=memory, finish=lambda *given: given)
+    tape = SimpleNamespace(kernels={"k"}, steps=(), memory=memory, finish=lambda *given: given)
     library = SimpleNamespace(addresses="addresses", warning=None)
     walker = SimpleNamespace(run="run", close=None)
     for name, value in (
@@ -223,7 +223,7 @@ def test_compiling_a_program_wires_its_target_tape_library_and_threads(monkeypat
     assert calls["TapeThreads"] == (3, "addresses", ("addresses", 3), {"keep": (library, places, memory)})
     assert (program._memory, program._vocab_size) == ([memory[0], memory[2]], 5)
     assert program._walk == ("passing" if passes else "run")
-    assert calls.get("StreamingRunner") == ((walker, "steps", {}) if passes else None)
+    assert calls.get("StreamingRunner") == ((walker, (), {}) if passes else None)
     calls.clear()
     program_module.compile_program([SimpleNamespace(output=SimpleNamespace(columns=1)), *operations], places, 1, None)
     assert calls["create_target"] == (1, 9, True, {}) and "StreamingRunner" not in calls
