@@ -23,7 +23,6 @@ from localllm.kernels.table import EXPERT
 from localllm.system.direct_reads import BLOCK
 from localllm.system.memory import MemoryRegion
 
-Used = dict["Mixture", np.ndarray]  # experts that must stay
 MAX_GUESSED_TOKENS = 4  # in a run; the choices of more tokens are not guessed one by one
 HALF_LIFE = 64  # runs after which a point counts half
 
@@ -144,30 +143,31 @@ class ExpertCache:
         """Divide `budget` bytes among the experts of all mixtures, in the order of the tape."""
         self._free, self._point, self._ahead = budget, 1.0, ahead
         self._whole = self._budget = budget
-        self._least, self._used = max((each.experts * each.nbytes for each in mixtures), default=0), Used()
+        self._least = max((each.experts * each.nbytes for each in mixtures), default=0)
+        self._used = set[tuple[Mixture, int]]()  # experts that must stay
         self._growth = 2 ** (1 / (HALF_LIFE * max(len(mixtures), 1)))
         self._following = dict(pairwise(mixtures))
         self.mixtures, self.hits, self.misses = mixtures, 0, 0
 
     def request(self, mixture: Mixture) -> None:
         """Request the chosen experts that the cache lacks, and then those that the next mixture may choose."""
-        chosen, (unread, begun) = mixture.read_chosen_experts(), self._ahead.withdraw_guesses()
-        needed = set(chosen.tolist())
-        for number in {request.key for request in unread} - needed - begun:
-            self._release(mixture, number)
+        chosen, (withdrawn, partial) = mixture.read_chosen_experts(), self._ahead.withdraw_guesses()
+        needed = {(mixture, number) for number in chosen.tolist()}
+        for owner, number in {request.key for request in withdrawn if request.key} - needed - partial:
+            self._release(owner, number)
         missing = chosen[~mixture.is_cached[chosen]]
         self.hits, self.misses = self.hits + len(chosen) - len(missing), self.misses + len(missing)
         self._point *= self._growth  # in place of a decay of all points
         mixture.points[chosen] += self._point
-        self._used = {mixture: chosen}
-        self._make_room(len(missing) * mixture.nbytes, self._used)
-        urgent = [request for request in unread if request.key in needed]
+        self._used = needed | partial
+        self._make_room(len(missing) * mixture.nbytes)
+        urgent = [request for request in withdrawn if request.key in needed]
         self._ahead.request([*urgent, *self._list_requests(mixture, missing)])
-        # The memory of an expert that is being read cannot be released, so its other reads follow.
-        self._ahead.request((each for each in unread if each.key in begun - needed), is_guess=True)
+        # The memory of an expert that is partly read cannot be released, so its other reads follow.
+        self._ahead.request((each for each in withdrawn if each.key in partial - needed), is_guess=True)
         following = self._following.get(mixture)
         if following and following.router and mixture.router:
-            self._guess(following, following.router.guess(mixture.router), {mixture: chosen})
+            self._guess(following, following.router.guess(mixture.router))
 
     def shrink(self, nbytes: int) -> int:
         """Release experts of at most `nbytes` bytes, but none that the current layer uses; return the bytes released.
@@ -177,7 +177,7 @@ class ExpertCache:
         nbytes = max(min(nbytes, self._budget - self._least), 0)
         self._budget -= nbytes
         if nbytes:
-            self._make_room(nbytes, self._used)
+            self._make_room(nbytes)
         return nbytes
 
     def grow(self, nbytes: int) -> int:
@@ -186,17 +186,18 @@ class ExpertCache:
         self._free, self._budget = self._free + nbytes, self._budget + nbytes
         return nbytes
 
-    def _guess(self, mixture: Mixture, numbers: np.ndarray, used: "Used") -> None:
+    def _guess(self, mixture: Mixture, numbers: np.ndarray) -> None:
         """Read experts that may be chosen next, where there is room without those that are used."""
+        self._used |= {(mixture, number) for number in numbers.tolist()}
         missing = numbers[~mixture.is_cached[numbers]]
-        if self._make_room(len(missing) * mixture.nbytes, used | {mixture: numbers}):
+        if self._make_room(len(missing) * mixture.nbytes):
             self._ahead.request(self._list_requests(mixture, missing), is_guess=True)
         else:
             self._free += len(missing) * mixture.nbytes
 
     def _list_requests(self, mixture: Mixture, numbers: np.ndarray) -> list[ReadRequest]:
         requests = [
-            ReadRequest(mixture.left, index, read, number)
+            ReadRequest(mixture.left, index, read, (mixture, number))
             for index, stack in enumerate(mixture.stacks)
             for number in numbers.tolist()
             for read in stack.list_reads(number)
@@ -204,7 +205,7 @@ class ExpertCache:
         mixture.is_cached[numbers] = True
         return requests
 
-    def _make_room(self, nbytes: int, used: "Used") -> bool:
+    def _make_room(self, nbytes: int) -> bool:
         """Take `nbytes` bytes, and release the experts with the fewest points for them, but no used ones.
 
         Return whether there was enough to release.
@@ -215,7 +216,7 @@ class ExpertCache:
         owners, numbers, points = list[Mixture](), list[int](), list[float]()
         for each in self.mixtures:
             is_free = each.is_cached.copy()
-            is_free[used.get(each, [])] = False
+            is_free[[number for owner, number in self._used if owner is each]] = False
             cached = np.flatnonzero(is_free)
             owners += [each] * len(cached)
             numbers += cached.tolist()

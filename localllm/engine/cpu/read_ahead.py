@@ -1,10 +1,10 @@
 """Read a file ahead of its use: slices of a tape in the order of a run, and experts as soon as they are chosen."""
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,8 @@ FIRST_OWN_SLOT = 1 << 20  # this slot and the next one stand for the own memory 
 READERS = 4  # reads at the same time; 8 and 16 were not faster on a virtual disk of 1.3 to 2.9 GB/s
 
 Locate = Callable[[np.ndarray], "tuple[str, int] | None"]  # the file of a view of a mapped file, and its offset
+
+Key = tuple[Any, int]  # what is read in several requests, such as an expert: its owner and index
 
 
 class Read(NamedTuple):
@@ -33,13 +35,13 @@ class Read(NamedTuple):
 class ReadRequest(NamedTuple):
     """A read for somebody who waits until left[counter], the number of such reads that are not done, is 0.
 
-    key: of the one who asked.
+    key: None for what cannot be withdrawn.
     """
 
     left: list[int]
     counter: int
     read: Read
-    key: int = 0
+    key: Key | None = None
 
 
 class Slice(NamedTuple):
@@ -88,7 +90,7 @@ class ReadAhead:
         self._cursor, self._next_read, self._active, self._is_paused = 0, 0, 0, False
         self._urgent = deque[ReadRequest]()  # reads of experts, which a run waits for
         self._guessed = deque[ReadRequest]()  # of experts that it may need
-        self._begun_guesses = set[int]()  # keys of guessed reads that have begun
+        self._pending, self._begun_keys = Counter[Key](), set[Key]()  # reads by key; keys with a begun one
         self._error: LocalllmError | None = None
         self.is_closed, self.bytes_read, self.waited = False, 0, 0.0
         self._threads = [threading.Thread(target=self._read_all, daemon=True) for _ in range(READERS)]
@@ -104,18 +106,24 @@ class ReadAhead:
         with self._changed:
             for request in requests:
                 request.left[request.counter] += 1
+                if request.key:
+                    self._pending[request.key] += 1
                 (self._guessed if is_guess else self._urgent).append(request)
             self._changed.notify_all()
 
-    def withdraw_guesses(self) -> tuple[list[ReadRequest], set[int]]:
-        """Withdraw the guessed reads that have not begun; return them, and the keys of those that have."""
+    def withdraw_guesses(self) -> tuple[list[ReadRequest], set[Key]]:
+        """Withdraw the guessed reads that have not begun.
+
+        Returns them, and the keys that are partly read: their memory is in use, and they must be requested again.
+        """
         with self._changed:
-            withdrawn, begun = [*self._guessed], self._begun_guesses
+            withdrawn, partial = [*self._guessed], {key for key in self._pending if key in self._begun_keys}
             self._guessed.clear()
-            self._begun_guesses = set()
             for request in withdrawn:
                 request.left[request.counter] -= 1
-            return withdrawn, begun
+                if request.key:
+                    self._pending[request.key] -= 1
+            return withdrawn, partial
 
     def wait_until_read(self, left: list[int], index: int) -> None:
         """Wait until left[index] is 0. Raises ModelError if the file cannot be read."""
@@ -190,7 +198,8 @@ class ReadAhead:
                 self._changed.wait(0.1)
             self._urgent.clear()
             self._guessed.clear()
-            self._begun_guesses.clear()
+            self._pending.clear()
+            self._begun_keys.clear()
             for index in [*self._begun]:
                 if self._left[index] or self._slices[index].slot is not None:
                     self._forget(index)
@@ -211,18 +220,26 @@ class ReadAhead:
         files = dict[str, DirectFile]()
         try:
             while (found := self._claim()) is not None:
-                left, index, read, _ = found
+                left, index, read, key = found
                 error = read_part(read, files)
                 with self._changed:
                     self._active -= 1
                     self._error = self._error or error
                     left[index] -= error is None  # a failed read stays undone, and `restart` repeats it
                     self.bytes_read += len(read.target)
+                    if key and error is None:
+                        self._end_read(key)
                     if not left[index] or error or self._is_paused:
                         self._changed.notify_all()
         finally:
             for file in files.values():
                 file.close()
+
+    def _end_read(self, key: Key) -> None:
+        self._pending[key] -= 1
+        if not self._pending[key]:
+            del self._pending[key]
+            self._begun_keys.discard(key)
 
     def _claim(self) -> ReadRequest | None:
         """Claim the next read, when its memory is free; return it with its counter, or None at the end."""
@@ -230,6 +247,8 @@ class ReadAhead:
             while not self.is_closed:
                 if not self._is_paused and self._error is None and (found := self._find_request()):
                     self._active += 1
+                    if found.key:
+                        self._begun_keys.add(found.key)
                     return found
                 self._changed.wait()
         return None
@@ -237,10 +256,7 @@ class ReadAhead:
     def _find_request(self) -> ReadRequest | None:
         if self._urgent:
             return self._urgent.popleft()
-        if (read := self._find_read()) or not self._guessed:
-            return read
-        self._begun_guesses.add(self._guessed[0].key)
-        return self._guessed.popleft()
+        return self._find_read() or (self._guessed.popleft() if self._guessed else None)
 
     def _find_read(self) -> ReadRequest | None:
         """Return the next read of a slice with its counter, or None if there is none now."""

@@ -2,6 +2,7 @@
 
 import os
 import random
+import sys
 import time
 from types import SimpleNamespace
 
@@ -193,6 +194,7 @@ def test_an_interrupted_run_can_be_repeated(tmp_path, monkeypatch, family):
     streamed.close()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a mapped file cannot be removed or shortened on Windows")
 def test_a_file_that_vanishes_or_shrinks_is_one_line(tmp_path):
     for change, message in ((os.remove, "cannot be read: No such file"), (lambda p: os.truncate(p, 4096), "shorter")):
         path = write_model("llama", tmp_path / "model.gguf")
