@@ -52,6 +52,7 @@ class ModelEntry:
         worker: its thread, None while unloaded.  active_requests: count of requests using it now.
         last_used: time of the latest request, by the event loop's clock.
         idle_timer: unloads it after the idle time; None while it is in use or never unloaded.
+        is_ending: whether it is unloaded when its requests have ended, whatever they say.
     """
 
     def __init__(self, name: str, path: str, shared: "ModelEntry | None" = None, options: NameOptions | None = None):
@@ -61,7 +62,7 @@ class ModelEntry:
         except OSError:
             self.created = int(time())
         self.worker: Worker | None = None
-        self.active_requests, self.last_used = 0, 0.0
+        self.active_requests, self.last_used, self.is_ending = 0, 0.0, False
         self.idle_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -183,9 +184,18 @@ class ModelPool:
         finally:
             entry.active_requests -= 1
             if not entry.active_requests:
-                self._unload_later(entry, self._idle_seconds if keep_seconds is None else keep_seconds)
+                keep_seconds = self._idle_seconds if keep_seconds is None else keep_seconds
+                self._unload_later(entry, 0 if entry.is_ending else keep_seconds)
                 if self._waiting:
                     self._notify_task = asyncio.ensure_future(self._notify_waiting())
+
+    async def unload(self, name: str | None) -> None:
+        """Unload a model, as soon as its running requests have ended. Raises UnknownModelError."""
+        entry = self.resolve(name).shared
+        if entry.active_requests:
+            entry.is_ending = True
+        else:
+            await self._unload_if_idle(entry)
 
     def _unload_later(self, entry: ModelEntry, seconds: float | None) -> None:
         """Unload a model after `seconds` without a request; None or negative: never."""
@@ -239,7 +249,7 @@ class ModelPool:
         return Worker(model, self._metrics, self._parallel, room)
 
     async def _unload(self, entry: ModelEntry) -> None:
-        worker, entry.worker = entry.worker, None
+        worker, entry.worker, entry.is_ending = entry.worker, None, False
         if worker:
             await asyncio.to_thread(close_worker, worker)
             del worker

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -210,14 +210,18 @@ def map_names(models: list[str]) -> list[ServedModel]:
 
 def list_local_models() -> list[ServedModel]:
     import localllm
+    from localllm.files.models_folder import list_created_names
     from localllm.files.settings import load_settings
-    from localllm.services.hub.catalogue import list_models_on_disk
+    from localllm.services.hub.catalogue import list_models_on_disk, resolve_model
 
     on_disk = [each for each in list_models_on_disk() if each.is_whole and not each.kind]
     models = [ServedModel(each.name, str(each.path), each.name) for each in on_disk]
     paths, settings = {each.name: each.path for each in models}, load_settings()
     named = {alias: paths[target] for alias, target in settings.aliases.items() if target in paths}
     models += [ServedModel(alias, path, alias) for alias, path in named.items() if alias in settings.model]
+    for name in list_created_names():
+        with suppress(LocalllmError):  # one whose model is missing
+            models.append(ServedModel(name, resolve_model(name), name))
     builtin = "localllm-guide"
     return models or [ServedModel(builtin, str(localllm.builtin_model()), builtin)]
 

@@ -26,12 +26,15 @@ from urllib.parse import quote, unquote
 from localllm.errors import ModelError, UsageError
 from localllm.files.download import find_partials
 from localllm.files.models_folder import (
+    LATEST,
     PARTIAL,
     ModelFile,
+    get_created_path,
     get_models_folder,
     get_size,
     group_models,
     is_projector,
+    list_created_names,
     list_own_files,
     normalize_quantization,
 )
@@ -39,12 +42,12 @@ from localllm.files.settings import load_settings
 from localllm.frozen import frozen
 
 if TYPE_CHECKING:
+    from localllm.services.hub.created_names import CreatedModel
     from localllm.services.hub.ollama_store import StoredModel
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 USUAL = "Q4_K_M"  # default quantization
 HUB = "hf:"
-LATEST = ":latest"  # Ollama's tag of a name without a tag
 # The suffix of an incomplete download's file name.
 PARTIAL_SUFFIX = re.compile(rf"\.[0-9a-f]+{re.escape(PARTIAL)}$")
 REPOSITORY = re.compile(
@@ -144,10 +147,10 @@ def load_registry() -> dict[str, KnownModel]:
 
 @frozen
 class LocatedModel:
-    """The file that a model's name refers to; stored: the name's other entries in Ollama's store."""
+    """The file that a model's name refers to; stored: what else the name has, created or in Ollama's store."""
 
     path: str
-    stored: "StoredModel | None" = None
+    stored: "StoredModel | CreatedModel | None" = None
 
 
 def resolve_model(model: str | os.PathLike[str]) -> str:
@@ -158,14 +161,22 @@ def resolve_model(model: str | os.PathLike[str]) -> str:
     return find_model(model).path
 
 
-def find_model(model: str | os.PathLike[str]) -> LocatedModel:
-    """Find a model's file, and its entries in Ollama's store. Raises the errors of `resolve`."""
+def find_model(model: str | os.PathLike[str], depth: int = 0) -> LocatedModel:
+    """Find a model's file, and what else its name has. Raises the errors of `resolve_model`.
+
+    depth: of created names that stand for this one.
+    """
     path = os.fspath(model)
     if os.path.lexists(path):
         return LocatedModel(path)
     name = resolve_alias(path)
     if os.path.lexists(name):
         return LocatedModel(name)
+    if os.path.isfile(get_created_path(name)):
+        from localllm.services.hub.created_names import find_created
+
+        if created := find_created(name, depth):
+            return LocatedModel(find_model(created.base, depth + 1).path, created)
     if (registered := load_registry().get(name.lower())) and not registered.repository:
         return LocatedModel(str(DATA / registered.file))
     reference = parse_reference(name)
@@ -182,10 +193,24 @@ def find_model(model: str | os.PathLike[str]) -> LocatedModel:
         elsewhere = find_elsewhere(name, hub_reference.repository, lambda names: select_files(names, hub_reference))
         if elsewhere is None:
             raise (MissingError(reference) if reference else error) from None
-        located = LocatedModel(*elsewhere)
-        if located.stored:
-            located.stored.require_supported()
-        return located
+        found_path, stored = elsewhere
+        if stored:
+            stored.require_supported()
+        return LocatedModel(found_path, stored)
+
+
+def list_other_names() -> dict[str, str]:
+    """Return what the aliases and the created names stand for, by name."""
+    from localllm.services.hub.created_names import find_created
+
+    names: dict[str, str] = {}
+    for name in list_created_names():
+        try:
+            created = find_created(name)
+            names[name] = created.base if created else ""
+        except ModelError:
+            names[name] = "an invalid Modelfile"
+    return names | dict(load_settings().aliases)
 
 
 def resolve_adapter(name: str) -> str:
@@ -305,7 +330,7 @@ def find_in_folder(name: str) -> str:
 
 
 def make_unknown_name_error(name: str) -> ModelError:
-    on_disk = [each.name for each in list_models_on_disk()]
+    on_disk = [*list_created_names(), *(each.name for each in list_models_on_disk())]
     return ModelError(f"{name}: no such file{suggest_names(name, load_registry(), on_disk)}")
 
 
@@ -328,14 +353,21 @@ class ModelOnDisk:
     @property
     def kind(self) -> str:
         """The kind of file if it is not a model: "adapter" or "control vector"; "" for a model."""
-        from localllm.files.gguf.kinds import read_kind  # slow to import
+        return self.read_header()[0]
 
-        return read_kind(self.path) if self.is_whole else ""
+    def read_header(self) -> tuple[str, str]:
+        """Return the kind, and the format: as the file has it, or else as its name does."""
+        from localllm.files.gguf.kinds import read_kind_and_format  # slow to import
+
+        kind, format = read_kind_and_format(self.path) if self.is_whole else ("", "")
+        return kind, format or self.quantization
 
     def to_dict(self) -> dict[str, object]:
+        kind, format = self.read_header()
         return {
             "name": self.name, "path": str(self.path), "bytes": self.size, "quantization": self.quantization or None,
-            "files": [str(path) for path in self.files], "complete": self.is_whole, "kind": self.kind or "model",
+            "files": [str(path) for path in self.files], "complete": self.is_whole, "kind": kind or "model",
+            "format": format or None,
         }  # fmt: skip
 
 
@@ -385,6 +417,8 @@ def find_shortest_name(repository: str, model: ModelFile, quantizations: list[st
 def find_removable(name: str) -> ModelOnDisk:
     """Find the model that `localllm rm NAME` would remove. Raises ModelError if there is none."""
     models, lower_name = list_models_on_disk(), resolve_alias(name).lower()
+    if not os.path.lexists(name) and os.path.isfile(created := get_created_path(name)):
+        return ModelOnDisk(name, created, (created,), get_size(created), "", True)
     for model in models:
         if model.name.lower() == lower_name:
             return add_projectors(model, models)
