@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from localllm.cli import open_model as opening
-from localllm.cli.command import CURRENT, get_values_for
+from localllm.cli.command import CONFIGURED, CURRENT, get_values_for
+from localllm.cli.ollama_variables import iter_variable_notes
 from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models
@@ -170,6 +171,14 @@ def serve(
     )  # fmt: skip
     if place.host is None and place.socket is None:
         warn_ollama_host(place.port, is_chosen=place.port != PORT)
+    context = CURRENT.get()
+    applied = {
+        name: each
+        for name, each in context.meta.get(CONFIGURED, {}).items()
+        if getattr(context.get_parameter_source(name), "name", "") == "DEFAULT_MAP"
+    }
+    for line in iter_variable_notes(applied):
+        say(f"localllm: {line}")
     with ExitStack() as stack:
         run_server(setup, stack, lambda address: print_ready(setup, address), lambda line: say(f"localllm: {line}"))
 

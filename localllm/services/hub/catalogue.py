@@ -26,6 +26,7 @@ from urllib.parse import quote, unquote
 from localllm.errors import ModelError, UsageError
 from localllm.files.download import find_partials
 from localllm.files.models_folder import (
+    ENDING,
     LATEST,
     PARTIAL,
     ModelFile,
@@ -38,6 +39,7 @@ from localllm.files.models_folder import (
     list_own_files,
     normalize_quantization,
 )
+from localllm.files.models_folder import QUANTIZATION as TYPE
 from localllm.files.settings import load_settings
 from localllm.frozen import frozen
 
@@ -121,15 +123,18 @@ class HubReference:
 class MissingError(ModelError):
     """A model that is not on this computer, but can be pulled."""
 
-    def __init__(self, reference: HubReference):
-        self.reference = reference
+    def __init__(self, reference: HubReference, relatives: Sequence[str] = ()):
+        """Make the error; relatives: names of models of its family that are on this computer."""
+        self.reference, self.relatives = reference, relatives
         size = f" ({reference.size})" if reference.size else ""
+        here = f"; of its family, {', '.join(relatives[:MAX_NAMES])} {'are' if relatives[1:] else 'is'} here"
         super().__init__(
             f"{reference.text}: not on this computer; download it with `localllm pull {reference.text}`{size}"
+            + here * bool(relatives)
         )
 
-    def __reduce__(self) -> tuple[type["MissingError"], tuple[HubReference]]:
-        return MissingError, (self.reference,)
+    def __reduce__(self) -> tuple[type["MissingError"], tuple[HubReference, Sequence[str]]]:
+        return MissingError, (self.reference, self.relatives)
 
 
 def get_registry_path() -> Path:
@@ -192,7 +197,10 @@ def find_model(model: str | os.PathLike[str], depth: int = 0) -> LocatedModel:
         hub_reference = reference or HubReference(name, "")
         elsewhere = find_elsewhere(name, hub_reference.repository, lambda names: select_files(names, hub_reference))
         if elsewhere is None:
-            raise (MissingError(reference) if reference else error) from None
+            same, relatives = find_similar(name)
+            if len(same) == 1:
+                return LocatedModel(str(same[0].path))
+            raise (MissingError(reference, [each.name for each in relatives]) if reference else error) from None
         found_path, stored = elsewhere
         if stored:
             stored.require_supported()
@@ -444,6 +452,36 @@ def add_projectors(model: ModelOnDisk, models: list[ModelOnDisk]) -> ModelOnDisk
     return replace(model, files=(*model.files, *projectors), size=model.size + sum(map(get_size, projectors)))
 
 
+def find_similar(name: str) -> tuple[list[ModelOnDisk], list[ModelOnDisk]]:
+    """Find the models in the folder that an Ollama name means: those of its family, size and quantization.
+
+    Return them, and all of its family. Without a quantization in the name, Q4_K_M is preferred; without a size in it,
+    the size is that of the known model of that name, if there is one.
+    """
+    if "/" in REGISTRY.sub("", name) or name.endswith(".gguf"):
+        return [], []
+    wanted = parse_name(find_registered(name, load_registry().values()) or name)
+    relatives = [
+        (model, parts)
+        for model in list_models_on_disk()
+        if model.is_whole and (parts := parse_file_name(model)).family == wanted.family
+    ]
+    same = [
+        model
+        for model, parts in relatives
+        if wanted.size in ("", parts.size) and parse_name(name).quantization in ("", parts.quantization)
+    ]
+    usual = [model for model in same if model.quantization == USUAL]
+    return usual if len(usual) == 1 and len(same) > 1 else same, [model for model, _ in relatives]
+
+
+def parse_file_name(model: ModelOnDisk) -> "NameParts":
+    """Split the name of a file in the models folder into its components."""
+    base = TYPE.sub("", model.path.name.removesuffix(ENDING)).strip("-._ ")
+    words = [word for word in re.split("[-_]", base.lower()) if word not in ("meta", "gguf")]
+    return parse_name("-".join(words))._replace(quantization=model.quantization)
+
+
 # ---- Ollama's names, and suggestions for unknown names
 
 
@@ -487,7 +525,8 @@ def suggest_names(name: str, registered: Mapping[str, KnownModel], on_disk: Coll
         return "; put the prompt after the model, or after -p"
     end = " (`localllm list --all` lists the known models)"
     asked, base = parse_name(name), REGISTRY.sub("", name).partition(":")[0].lower()
-    relatives = find_relatives(parse_name(base).family, registered) if len(base) > 2 else []
+    plain = [each for each in on_disk if "/" not in each and each not in registered]
+    relatives = find_relatives(parse_name(base).family, [*plain, *registered]) if len(base) > 2 else []
     close = relatives or get_close_matches(base, {*registered, *on_disk}, len(registered), cutoff=0.7)
     fitting = [each for each in close if asked.size in ("", parse_name(each).size)]
     if fitting:
