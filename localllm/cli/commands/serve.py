@@ -56,6 +56,9 @@ class AddressGroup:
     ssl_keyfile: str | None = option(
         "--ssl-keyfile", "Private key of the certificate.  [default: in the certificate's file]", "FILE"
     )
+    allow_pull: bool = option(
+        "--allow-pull", "Let requests (/api/pull) download models from the Hugging Face Hub; only without MODEL."
+    )
     access_log: bool = option("--access-log", "Log each request to stderr, without its text.")
     allow_host: list[str] | None = option(
         "--allow-host", "Accept requests to http://NAME, another name of this computer.  [repeatable]", "NAME"
@@ -154,10 +157,12 @@ def serve(
         raise UsageError(f"--idle must be 0 or more seconds, not {share.idle:g}")
     if mmproj is not None and len(paths) > 1:
         raise UsageError("--mmproj needs a single model; several models use the mmproj-*.gguf in their folders")
+    if place.allow_pull and models:
+        raise UsageError("--allow-pull serves whatever is pulled: leave out MODEL")
     if missing := [folder for folder in share.media_path or () if not os.path.isdir(folder)]:
         raise UsageError(f"--media-path: {missing[0]} is not a folder")
 
-    openers = dict[str, "Opener"]()
+    openers, stamps = dict[str, "Opener"](), {each.name: get_stamp(each.name) for each in served}
     names = {each.name: own for each in served if (own := make_name_options(each, share.cache_reuse, openers))}
     setup = ServerSettings(
         paths, make_opener(CURRENT.get().params, share.cache_reuse), place.host or "127.0.0.1", place.port,
@@ -167,7 +172,8 @@ def serve(
         share.max_body, share.max_connections, share.timeout, share.on_overflow == "drop-turns",
         tuple(share.media_path or ()), place.strict_model_names, share.idle, place.access_log,
         place.ssl_certfile, place.ssl_keyfile, share.cache_reuse, share.spm_infill, names,
-        None if models else partial(find_added, share.cache_reuse, openers),
+        None if models else partial(find_added, share.cache_reuse, openers, stamps), None if models else locate_by_name,
+        place.allow_pull,
     )  # fmt: skip
     if place.host is None and place.socket is None:
         warn_ollama_host(place.port, is_chosen=place.port != PORT)
@@ -236,17 +242,46 @@ def list_local_models() -> list[ServedModel]:
 
 
 def find_added(
-    cache_reuse: int | None, openers: "dict[str, Opener]", names: Collection[str]
+    cache_reuse: int | None,
+    openers: "dict[str, Opener]",
+    stamps: dict[str, int],
+    names: Collection[str],
+    wanted: str = "",
 ) -> "Iterator[tuple[str, str, NameOptions]]":
-    """Yield the local models with other names than these: name, path and options of the name."""
+    """Yield the local models with other names than these, and names created anew: name, path and options of the name.
+
+    stamps: the times of the names' Modelfiles, which are updated.  wanted: yield the model of this name instead,
+    wherever it is on this computer.
+    """
     from localllm.server.model_pool import NameOptions
 
-    for each in list_local_models():
-        if each.name not in names:
+    for each in [ServedModel(wanted, locate_by_name(wanted), wanted)] if wanted else list_local_models():
+        stamp = get_stamp(each.name)
+        if each.name not in names or stamps.get(each.name) != stamp:
+            stamps[each.name] = stamp
             try:
                 yield each.name, each.path, make_name_options(each, cache_reuse, openers) or NameOptions()
             except LocalllmError as error:
                 say(f"localllm: warning: {each.name} is not served: {error}")
+
+
+def get_stamp(name: str) -> int:
+    """Return the time of a created name's Modelfile in nanoseconds, 0 for other names."""
+    from localllm.files.models_folder import get_created_path
+
+    try:
+        return get_created_path(name).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def locate_by_name(name: str) -> str:
+    """Return the path of a model by its name, never by a path. Raises LocalllmError."""
+    from localllm.services.hub.catalogue import resolve_model
+
+    if os.path.lexists(name) or name.startswith(("/", ".", "~")):
+        raise UsageError(f"{name[:80]!r} is a path, not the name of a model")
+    return resolve_model(name)
 
 
 def make_name_options(

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from localllm.errors import LocalllmError, ModelError, UsageError
-from localllm.files.models_folder import LATEST, get_created_path, list_created_names
+from localllm.files.models_folder import LATEST, get_created_path, get_models_folder, list_created_names
 from localllm.files.safe_file import SafeFile
 from localllm.services.hub.catalogue import (
     find_model,
@@ -16,7 +16,7 @@ from localllm.services.hub.catalogue import (
 )
 from localllm.services.hub.created_names import find_created
 from localllm.services.hub.go_templates import recognize_template
-from localllm.services.hub.modelfile import Modelfile
+from localllm.services.hub.modelfile import Modelfile, parse_modelfile
 
 NAME = re.compile(r"[a-z0-9][\w.-]{0,79}(?:/[a-z0-9][\w.-]{0,79})?(?::[a-z0-9][\w.-]{0,79})?", re.ASCII)
 
@@ -59,15 +59,21 @@ def require_new_name(name: str) -> str:
     return name
 
 
+def require_no_path(text: str, where: str) -> str:
+    """Return a name of a model. Raises UsageError for a path, unless it is in the models folder."""
+    is_path = os.path.lexists(text) or text.startswith(("/", ".", "~")) or "\\" in text or "\0" in text
+    if is_path and ("\0" in text or not Path(os.path.realpath(text)).is_relative_to(get_models_folder().resolve())):
+        raise UsageError(f"{where}: {text[:80]!r} is a path: give the name of a model")
+    return text
+
+
 def resolve_paths(content: Modelfile, folder: str | None, where: str) -> dict[str, object]:
     """Return the fields of a Modelfile that name files, with absolute paths. Raises UsageError."""
 
     def locate(text: str) -> str:
         expanded = os.path.expanduser(text)
         if folder is None:
-            if ("/" in text and os.path.lexists(expanded)) or text.startswith(("/", ".", "~", "\\")) or "\\" in text:
-                raise UsageError(f"{where}: {text[:80]!r} is a path; only names of models are accepted here")
-            return text
+            return require_no_path(text, where)
         path = os.path.join(folder, expanded)
         is_path = text.startswith((".", "/", "~")) or text.endswith(".gguf") or os.path.isfile(path)
         if is_path and not os.path.exists(path):
@@ -105,14 +111,16 @@ def require_valid_options(content: Modelfile, where: str) -> None:
 
 
 def write_created(name: str, content: Modelfile) -> None:
-    """Write a name's Modelfile. Raises LocalllmError."""
-    path = get_created_path(name)
+    """Write a name's Modelfile. Raises UsageError for values that the file cannot have, LocalllmError."""
+    path, text = get_created_path(name), content.format()
+    if parse_modelfile(text, name) != content:
+        raise UsageError(f"{name}: a value cannot be written into a Modelfile: remove odd characters")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LocalllmError(f"{path.parent}: cannot be created: {error.strerror}") from None
     with SafeFile(path) as file:
-        file.write(content.format().encode())
+        file.write(text.encode())
 
 
 def copy_name(source: str, name: str) -> None:

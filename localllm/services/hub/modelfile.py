@@ -6,7 +6,7 @@ Source: Ollama's documentation of the Modelfile.
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 
 from localllm.errors import UsageError
@@ -54,12 +54,18 @@ class Modelfile:
             rows.append(("TEMPLATE", quote_text(self.template)))
         if self.system is not None:
             rows.append(("SYSTEM", quote_text(self.system)))
-        for name, value in self.parameters.items():
-            values = value if isinstance(value, list) else [value]
-            rows += [("PARAMETER", f"{name} {quote_text(each) if isinstance(each, str) else each}") for each in values]
+        rows += [("PARAMETER", line) for line in self.list_parameters()]
         rows += [("MESSAGE", f"{message['role']} {quote_text(message['content'])}") for message in self.messages]
         rows += [("LICENSE", quote_text(each)) for each in self.licenses]
         return "".join(f"{name} {value}\n" for name, value in rows)
+
+    def list_parameters(self) -> list[str]:
+        """Format each parameter as its name and its value."""
+        return [
+            f"{name} {quote_text(each) if isinstance(each, str) else each}"
+            for name, value in self.parameters.items()
+            for each in (value if isinstance(value, list) else [value])
+        ]
 
     def to_options(self) -> dict[str, object]:
         """Return option values by their long names."""
@@ -73,6 +79,14 @@ class Modelfile:
         if self.template is not None:
             options["chat-template"] = self.template
         return options
+
+    def hide_folders(self) -> "Modelfile":
+        """Return the Modelfile with the names of files in place of their paths."""
+        base, projector, *adapters = (
+            os.path.basename(each) if os.path.isabs(each) else each
+            for each in (self.base, self.projector, *self.adapters)
+        )
+        return replace(self, base=base, projector=projector, adapters=tuple(adapters))
 
     def list_unused(self) -> list[str]:
         """Return the names of the parameters that have no effect."""

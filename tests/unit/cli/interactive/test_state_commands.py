@@ -152,7 +152,7 @@ def test_a_dropped_image_is_attached_where_the_model_sees_images(
     assert talk.attach_dropped(f"What is '{photo}'?") == f"What is '{photo}'?"
     assert talk.attach_dropped(f"'{photo}' What is this?") == "What is this?"
     assert encoded == talk.images == [str(photo)]
-    talk.model.vision.nbytes = 0
+    talk.model.vision = SimpleNamespace(nbytes=0)
     assert talk.attach_dropped(f"'{photo}' What?") == f"'{photo}' What?"
     with pytest.raises(UsageError, match=r"unknown command /none\.png"):
         say("/none.png what?")
