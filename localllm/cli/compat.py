@@ -210,6 +210,7 @@ UNSUPPORTED = {
 # Options that are not supported in one command.
 UNSUPPORTED_IN = {
     "bench": {"use --json for JSON, --md for a Markdown table": "-o --output -oe --output-err"},
+    "create": {"quantize the model first, with `localllm quantize`": "-q --quantize --experimental"},
     "chat": {
         "use -p for the first question, /read FILE to send a file, -sysf for a system message": (
             "-f --file -bf --binary-file"

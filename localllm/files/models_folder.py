@@ -117,6 +117,13 @@ def get_created_path(name: str) -> Path:
     return get_models_folder() / f"{quote(name.removesuffix(LATEST).lower(), safe='')[:250]}{CREATED}"
 
 
+def is_path(model: str) -> bool:
+    """Return whether a MODEL is an existing path; a created name has priority over a file in the working folder."""
+    if not os.path.lexists(model):
+        return False
+    return os.path.basename(model) != model or model.endswith(ENDING) or not os.path.isfile(get_created_path(model))
+
+
 def list_created_names() -> list[str]:
     """List the names in the models folder that stand for a model with settings of its own."""
     try:

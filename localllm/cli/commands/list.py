@@ -27,7 +27,7 @@ def list(
     Lists pulled models and other GGUF files in the models folder, aliases, and the names that `localllm create`
     made; every command accepts all of them as MODEL. With --all, also lists the known models that `localllm pull
     NAME` downloads. With --found, also those that other programs have downloaded: every command accepts their
-    names, too, and nothing is written there.
+    names, too, and nothing is written there. They are also listed if the models folder is empty.
 
     Examples:
       localllm list
@@ -42,7 +42,7 @@ def list(
     for folder, reason in list_readable(get_models_folder())[1].items():
         say(f"localllm: warning: cannot read the models in {folder}: {reason}")
     registered = [*load_registry().values()] if all else []
-    of_others = find_other_models() if found else []
+    of_others = find_other_models() if found or not (on_this_disk or all or as_json) else []
     other_names = list_other_names()
     if as_json:
         facts: dict[str, object] = {
@@ -66,12 +66,10 @@ def list(
     if on_this_disk:
         size = sum(model.size for model in on_this_disk)
         say_dim(f"{count_noun(len(on_this_disk), 'model')}, {format_size(size)}")
-    elif not (all or found):
-        others = {model.program for model in find_other_models()}
-        if others:
-            say(f"localllm: no models in {get_models_folder()}; --found lists those of {' and '.join(sorted(others))}")
-        else:
-            say_dim("no models yet; `localllm list --all` lists models that `localllm pull` can download")
+    elif of_others and not found:
+        say(f"localllm: there are no models in {get_models_folder()}, but these of other programs")
+    elif not (all or of_others):
+        say_dim("no models yet; `localllm list --all` lists models that `localllm pull` can download")
 
 
 def format_models_on_disk(models: "Sequence[ModelOnDisk]", other_names: "Mapping[str, str]") -> str:
@@ -100,11 +98,13 @@ def find_other_models() -> "Sequence[FoundModel]":
 
 
 def format_found_models(models: "Sequence[FoundModel]") -> str:
+    from localllm.files.gguf.kinds import read_kind_and_format
+
     rows = [
         (
             to_one_line(model.name),
             format_size(model.size),
-            model.quantization,
+            read_kind_and_format(model.path)[1] or model.quantization,
             model.program,
             to_one_line(str(model.path)),
         )

@@ -19,6 +19,7 @@ from localllm.cli.parameters import argument, build_group, option, option_group,
 from localllm.cli.terminal.output import say
 from localllm.cli.terminal.render import get_file_stem
 from localllm.errors import LocalllmError, UsageError
+from localllm.files.models_folder import is_path
 from localllm.frozen import frozen
 from localllm.services.hub.name_settings import find_stored_model, split_served_name
 
@@ -279,7 +280,7 @@ def locate_by_name(name: str) -> str:
     """Return the path of a model by its name, never by a path. Raises LocalllmError."""
     from localllm.services.hub.catalogue import resolve_model
 
-    if os.path.lexists(name) or name.startswith(("/", ".", "~")):
+    if is_path(name) or name.startswith(("/", ".", "~")):
         raise UsageError(f"{name[:80]!r} is a path, not the name of a model")
     return resolve_model(name)
 

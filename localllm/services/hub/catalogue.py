@@ -34,6 +34,7 @@ from localllm.files.models_folder import (
     get_models_folder,
     get_size,
     group_models,
+    is_path,
     is_projector,
     list_created_names,
     list_own_files,
@@ -172,16 +173,16 @@ def find_model(model: str | os.PathLike[str], depth: int = 0) -> LocatedModel:
     depth: of created names that stand for this one.
     """
     path = os.fspath(model)
-    if os.path.lexists(path):
+    if is_path(path):
         return LocatedModel(path)
     name = resolve_alias(path)
-    if os.path.lexists(name):
+    if is_path(name):
         return LocatedModel(name)
     if os.path.isfile(get_created_path(name)):
         from localllm.services.hub.created_names import find_created
 
         if created := find_created(name, depth):
-            return LocatedModel(find_model(created.base, depth + 1).path, created)
+            return LocatedModel(locate_base(created, depth), created)
     if (registered := load_registry().get(name.lower())) and not registered.repository:
         return LocatedModel(str(DATA / registered.file))
     reference = parse_reference(name)
@@ -205,6 +206,16 @@ def find_model(model: str | os.PathLike[str], depth: int = 0) -> LocatedModel:
         if stored:
             stored.require_supported()
         return LocatedModel(found_path, stored)
+
+
+def locate_base(created: "CreatedModel", depth: int) -> str:
+    """Return the file of the model that a created name stands for. Raises the errors of `resolve_model`."""
+    try:
+        return find_model(created.base, depth + 1).path
+    except MissingError:
+        raise
+    except ModelError as error:
+        raise error if depth else ModelError(f"{created.name} stands for {created.base}: {error}") from None
 
 
 def list_other_names() -> dict[str, str]:
@@ -425,7 +436,7 @@ def find_shortest_name(repository: str, model: ModelFile, quantizations: list[st
 def find_removable(name: str) -> ModelOnDisk:
     """Find the model that `localllm rm NAME` would remove. Raises ModelError if there is none."""
     models, lower_name = list_models_on_disk(), resolve_alias(name).lower()
-    if not os.path.lexists(name) and os.path.isfile(created := get_created_path(name)):
+    if not is_path(name) and os.path.isfile(created := get_created_path(name)):
         return ModelOnDisk(name, created, (created,), get_size(created), "", True)
     for model in models:
         if model.name.lower() == lower_name:

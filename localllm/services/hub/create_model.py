@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from localllm.errors import LocalllmError, ModelError, UsageError
-from localllm.files.models_folder import LATEST, get_created_path, get_models_folder, list_created_names
+from localllm.files.models_folder import LATEST, get_created_path, get_models_folder, is_path, list_created_names
 from localllm.files.safe_file import SafeFile
 from localllm.services.hub.catalogue import (
     find_model,
@@ -61,8 +61,8 @@ def require_new_name(name: str) -> str:
 
 def require_no_path(text: str, where: str) -> str:
     """Return a name of a model. Raises UsageError for a path, unless it is in the models folder."""
-    is_path = os.path.lexists(text) or text.startswith(("/", ".", "~")) or "\\" in text or "\0" in text
-    if is_path and ("\0" in text or not Path(os.path.realpath(text)).is_relative_to(get_models_folder().resolve())):
+    looks_so = is_path(text) or text.startswith(("/", ".", "~")) or "\\" in text or "\0" in text
+    if looks_so and ("\0" in text or not Path(os.path.realpath(text)).is_relative_to(get_models_folder().resolve())):
         raise UsageError(f"{where}: {text[:80]!r} is a path: give the name of a model")
     return text
 
@@ -130,7 +130,7 @@ def copy_name(source: str, name: str) -> None:
         raise UsageError(f"{name} exists already; remove it first with `localllm rm {name}`")
     created = find_created(resolve_alias(source))
     located = find_model(source)
-    base = os.path.abspath(source) if os.path.lexists(source) else source
+    base = os.path.abspath(source) if is_path(source) else source
     if not os.path.lexists(located.path):
         raise ModelError(f"{source}: no such file")
     write_created(name, created.content if created else Modelfile(base))

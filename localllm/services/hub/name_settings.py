@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from localllm.errors import ModelError, UsageError
+from localllm.files.models_folder import is_path
 from localllm.files.settings import Settings
 from localllm.frozen import frozen
 
@@ -79,7 +80,7 @@ def split_served_name(text: str) -> tuple[str, str]:
 def find_stored_model(model: str) -> "StoredModel | CreatedModel | None":
     """Return what was created under this name, or the model that Ollama's store has; None for others, and for paths."""
     _, model = split_served_name(model)
-    if os.path.lexists(model):
+    if is_path(model):
         return None
     from localllm.services.hub.catalogue import find_model
 
@@ -94,7 +95,7 @@ def describe_unused_parts(model: str, path: str, template: str | None, is_chosen
 
     path, template: the model's file, and its chat template.  is_chosen: whether the user chose another template.
     """
-    if os.path.lexists(model):
+    if is_path(model):
         return []
     if stored := find_stored_model(model):
         if stored.base:

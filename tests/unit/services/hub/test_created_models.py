@@ -78,6 +78,19 @@ def test_a_created_name_has_the_settings_of_its_modelfile(folder: Path, cli, kin
     )
 
 
+def test_a_name_has_priority_over_a_file_of_that_name(folder: Path, cli):
+    create(cli, "FROM base\nPARAMETER num_predict 2\n")
+    (folder / "mario").mkdir()
+    assert json.loads(cli("run", "mario", "-p", "Hi", "--json")[1])["completion_tokens"] == 2
+    assert [each.path for each in list_local_models()] == [str(folder / "models" / "base.gguf")] * 2
+    assert cli("run", "./mario", "-p", "Hi")[0] == 3
+
+
+def test_a_name_and_its_model_are_not_pulled_again(folder: Path, cli):
+    create(cli, "FROM base\n")
+    assert cli("pull", "mario") == cli("pull", "base") == (0, f"{folder}/models/base.gguf\n", "")
+
+
 def test_messages_begin_each_conversation(folder: Path, cli):
     create(cli, KINDS["conversation"][0])
     assert [message["content"] for message in read_messages("mario")] == ["Be brief.", "Is Rome in Italy?", "yes"]
