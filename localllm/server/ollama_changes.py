@@ -223,8 +223,9 @@ async def stream_download(
             await asyncio.wait([work], timeout=PROGRESS_SECONDS)
         work.result()
         yield {"status": "writing manifest"}
-        service.pool.refresh()
-        if name not in service.pool.entries:
+        try:
+            service.pool.get(name)
+        except UnknownModelError:
             service.pool.add_found(name)
         yield {"status": "success"}
     finally:

@@ -12,7 +12,7 @@ def create(
     *,
     file: str = option("-f --file", "Modelfile to read.  [default: Modelfile]", "FILE", default="Modelfile"),
 ) -> None:
-    """Create a name for a model with settings of its own, from a Modelfile.
+    """Create a name with settings from a Modelfile.
 
     FROM is a model's name or a GGUF file; PARAMETER, SYSTEM, MESSAGE, ADAPTER and LICENSE are as in Ollama. A TEMPLATE
     in Go's syntax is replaced by the model's own or a built-in template if it writes the same marks, and refused
