@@ -44,3 +44,15 @@ def test_serve_tells_what_it_uses_and_what_replaces_others(monkeypatch):
         "OLLAMA_KEEP_ALIVE=10m is used, as options of `serve` would be",
         "ignored: OLLAMA_ORIGINS (use --allow-origin ORIGIN)",
     ]
+
+
+def test_stop_asks_a_running_server_to_unload_a_model(cli, tiny: str):
+    from served import serving
+
+    with serving({"tiny": tiny}) as served:
+        served.post("/api/generate", {"model": "tiny"})
+        assert served.get("/api/ps").json["models"]
+        assert cli("stop", "tiny", "--endpoint", served.url) == (0, "", "")
+        assert served.get("/api/ps").json["models"] == []
+    code, _, err = cli("stop", "tiny", "--endpoint", served.url)
+    assert code == 1 and "cannot be reached" in err and err.count("\n") == 1
