@@ -7,22 +7,22 @@ from project import ROOT
 # change the row in the same commit, whose message says what the lines are for and what older ones they replace.
 BUDGET = {
     "localllm/arch": 12_820,
-    "localllm/cli": 12_250,
+    "localllm/cli": 12_800,
     "localllm/compat": 1_345,
     "localllm/convert": 8_365,
     "localllm/engine": 12_080,
-    "localllm/files": 3_710,
+    "localllm/files": 3_800,
     "localllm/generation": 13_790,
     "localllm/images": 347,
     "localllm/kernels": 17_900,
     "localllm/quantizing": 4_390,
-    "localllm/server": 5_580,
-    "localllm/services": 9_545,
+    "localllm/server": 5_850,
+    "localllm/services": 10_200,
     "localllm/system": 1_835,
     "localllm/text": 3_447,
     "quant": 3_300,
     "scripts": 15_100,
-    "tests": 92_150,
+    "tests": 94_300,
 }
 GROWTH, LOSS = 1.02, 0.95
 

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localllm.errors import LocalllmError
-from localllm.server import http, ollama_models
+from localllm.server import http, ollama_changes, ollama_models
 from localllm.server.adapters import list_adapters, set_scales
 from localllm.server.anthropic_messages import count_tokens, create_message
 from localllm.server.embeddings import create_embeddings, rerank
@@ -72,7 +72,6 @@ async def report_metrics(service: ServerContext, request: Request) -> Response:
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-UNSUPPORTED_CHANGES = (("POST", "push"), ("POST", "create"), ("POST", "copy"), ("DELETE", "delete"))  # Ollama's
 ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("GET", "/", serve_page),
     ("GET", "/sessions", list_sessions),
@@ -104,8 +103,13 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/api/show", ollama_models.show_model),
     ("GET", "/api/ps", ollama_models.list_running),
     ("GET", "/api/version", ollama_models.report_version),
-    ("POST", "/api/pull", ollama_models.pull_model),
-    *((method, f"/api/{name}", ollama_models.refuse_change) for method, name in UNSUPPORTED_CHANGES),
+    ("POST", "/api/pull", ollama_changes.pull),
+    ("POST", "/api/create", ollama_changes.create),
+    ("POST", "/api/copy", ollama_changes.copy),
+    ("DELETE", "/api/delete", ollama_changes.delete),
+    ("POST", "/api/push", ollama_changes.refuse_push),
+    ("HEAD", "/api/blobs/{digest}", ollama_changes.refuse_blob),
+    ("POST", "/api/blobs/{digest}", ollama_changes.refuse_blob),
 )
 PATHS = tuple(dict.fromkeys(path for _, path, _ in ROUTES))
 

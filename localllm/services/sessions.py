@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.jsonl_file import encode_line
@@ -331,6 +332,34 @@ def format_message(message: SessionLine) -> str:
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     calls = [f"{function['name']} {function['arguments']}" for function in functions]
     return f"{message['role']}: " + "\n".join(filter(None, [message["content"], *calls]))
+
+
+def format_markdown(messages: Sequence[SessionLine], title: str) -> str:
+    """Format a conversation as a Markdown document, with a heading for each message."""
+    blocks = [f"# {title}"]
+    for message in messages:
+        blocks.append(f"## {message['role'].capitalize()}")
+        if reasoning := message.get("reasoning_content"):
+            blocks.append("\n".join(f"> {line}".rstrip() for line in reasoning.strip().splitlines()))
+        blocks += [f"![image]({quote(path)})" for path in message.get("images", ())]
+        if message["content"].strip():
+            blocks.append(message["content"].strip("\n"))
+        for call in message.get("tool_calls") or ():
+            function = call["function"]
+            blocks.append(f"```json\n{function['name']} {function['arguments']}\n```")
+    return "\n\n".join(blocks) + "\n"
+
+
+def find_sessions(text: str) -> list[tuple[str, int, str]]:
+    """Return session, number and line of each line of a message that has a text, whatever the case of its letters."""
+    wanted = text.casefold()
+    return [
+        (listed.name, number, f"{message['role']}: {line.strip()}")
+        for listed in list_sessions()
+        for number, message in enumerate(listed.chat.messages, 1)
+        for line in message["content"].splitlines()
+        if wanted in line.casefold()
+    ]
 
 
 def describe_model(file: "GGUFFile") -> SessionModel:

@@ -202,7 +202,7 @@ def show_model(model: "Model") -> None:
     say_dim(f"{name} · {model.file_type} · {device}{context}/help")
 
 
-def run_loop(conversation: "TerminalConversation", open_other: "Callable[[str], Model]", typing: ExitStack) -> None:
+def run_loop(conversation: "TerminalConversation", open_other: "Callable[..., Model]", typing: ExitStack) -> None:
     """Answer until the user leaves; typing: buffers keys until the first prompt."""
     from localllm.cli.interactive.slash_commands import CommandTools, ExitChat, complete_line, execute
     from localllm.cli.terminal.line_editor import make_editor
@@ -215,9 +215,9 @@ def run_loop(conversation: "TerminalConversation", open_other: "Callable[[str], 
         except (KeyboardInterrupt, EOFError):
             return None
 
-    def open_quietly(path: str) -> "Model":
+    def open_quietly(path: str, **options: int) -> "Model":
         with hold_keys():
-            return open_other(path)
+            return open_other(path, **options)
 
     tools = CommandTools(open_quietly, edit_text)
     typing.close()
@@ -230,8 +230,8 @@ def run_loop(conversation: "TerminalConversation", open_other: "Callable[[str], 
         except EOFError:
             return
         try:
-            if not execute(conversation, text, tools) and text.strip():
-                conversation.ask(text)
+            if not execute(conversation, text, tools) and text.strip() and (rest := conversation.attach_dropped(text)):
+                conversation.ask(rest)
         except ExitChat:
             return
         except KeyboardInterrupt:

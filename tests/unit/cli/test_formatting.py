@@ -317,19 +317,23 @@ def test_progress_on_a_dumb_terminal_is_printed_in_lines(capsys, on_terminal, mo
 
 
 def test_list_shows_local_and_known_models():
-    whole = SimpleNamespace(name="a", size=2000, quantization="Q4_0", is_whole=True, path=Path("/m/a.gguf"), kind="")
-    part = SimpleNamespace(name="b", size=30, quantization="Q8_0", is_whole=False, path=Path("/m/b.gguf"))
-    lora = SimpleNamespace(name="l", size=30, quantization="F16", is_whole=True, path=Path("/m/l"), kind="adapter")
-    vector = SimpleNamespace(
-        name="v", size=30, quantization="", is_whole=True, path=Path("/m/v"), kind="control vector"
+    whole = SimpleNamespace(
+        name="a", size=2000, is_whole=True, path=Path("/m/a.gguf"), read_header=lambda: ("", "Q4_0")
     )
-    assert list_command.format_models_on_disk([]) == list_command.format_known_models([]) == ""
-    assert [line.split() for line in list_command.format_models_on_disk([whole, part, lora, vector]).splitlines()] == [
+    part = SimpleNamespace(name="b", size=30, is_whole=False, path=Path("/m/b.gguf"))
+    lora = SimpleNamespace(name="l", size=30, is_whole=True, path=Path("/m/l"), read_header=lambda: ("adapter", "F16"))
+    vector = SimpleNamespace(
+        name="v", size=30, is_whole=True, path=Path("/m/v"), read_header=lambda: ("control vector", "")
+    )
+    assert list_command.format_models_on_disk([], {}) == list_command.format_known_models([]) == ""
+    table = list_command.format_models_on_disk([whole, part, lora, vector], {"n": "a"})
+    assert [line.split() for line in table.splitlines()] == [
         ["name", "size", "format", "path"],
         ["a", "2.0", "kB", "Q4_0", "/m/a.gguf"],
         ["b", "30", "B", "incomplete", "/m/b.gguf"],
         ["l", "30", "B", "F16", "adapter", "/m/l"],
         ["v", "30", "B", "control", "vector", "/m/v"],
+        ["n", "name", "of", "a"],
     ]
     known = SimpleNamespace(name="c", parameters="1 B", megabytes=700, context=4096, license="MIT", description="x y")
     assert list_command.format_known_models([known]).splitlines()[1].split() == [

@@ -595,7 +595,7 @@ def test_list_without_models_suggests_pull(folder, monkeypatch, capsys):
     assert messages == ["no models yet; `localllm list --all` lists models that `localllm pull` can download"]
     invoke("list", "--json")
     result = json.loads(capsys.readouterr().out)
-    assert result == {"folder": str(folder), "models": []}
+    assert result == {"folder": str(folder), "models": [], "names": {}}
     invoke("list", "--all", "--json")
     assert {"guide", "qwen3-4b"} <= {each["name"] for each in json.loads(capsys.readouterr().out)["known"]}
     invoke("list", "--all")
