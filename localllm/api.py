@@ -18,6 +18,7 @@ from localllm.engine.runs import PRECISE_TOKENS
 from localllm.errors import ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.generation.conversation import AnswerDefaults
+from localllm.generation.inspection import InspectionMixin
 from localllm.generation.model_methods import GenerationMixin
 from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 E = TypeVar("E")
 
 
-class Model(GenerationMixin):
+class Model(GenerationMixin, InspectionMixin):
     """An open model; use it in a `with` statement, or close it.
 
     Several generations may run at the same time, also in several threads: their tokens are batched into the same steps.

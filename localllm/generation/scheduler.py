@@ -197,7 +197,7 @@ class Scheduler:
         self.running.append(completion)
         if completion.sequence is None:
             self._cache.acquire(completion)
-        if self._precise and completion.remaining_tokens > 1:
+        if self._precise and completion.remaining_tokens > 1 and not self._cache.hook:
             self._speculator.listen(completion, len(self.running) - 1)
 
     def _select_prefill(self, room: int, precise_room: int) -> tuple[list[AnswerSpan], bool]:

@@ -476,7 +476,7 @@ def session_by_length(context: int = 64, start: int | None = None) -> Any:
     engine = SimpleNamespace(hyperparameters=SimpleNamespace(start_token=start))
     session.cache = SimpleNamespace(context=context, engine=engine)
     session.tokenizer = SimpleNamespace(encode=lambda text, **how: [*range(len(text)), *how], chat_templates={})
-    session._choice = None
+    session.template_choice = None
     session.defaults = AnswerDefaults(options=GenerationOptions(sampling=SamplingOptions(top_k=7)))
     session.__dict__["template"] = SimpleNamespace(stops=("\nUser:",), warning=None, source="")
     session._encode_conversation = lambda messages, options: Prompt(
