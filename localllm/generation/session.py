@@ -160,12 +160,14 @@ class Session(Conversation[Generation]):
 
     def candidates(
         self, prompt: "str | list[int] | Sequence[Message]", options: GenerationOptions | None = None, n: int = 1,
-        beams: int = 0,
+        beams: int = 0, length_penalty: float = 0.0,
     ) -> "list[Answer]":  # fmt: skip
         """Return the n best of several answers to a conversation, or of several continuations."""
         from localllm.generation.beam_search import generate_answers
 
-        return generate_answers(self.cache, self.tokenizer, self._prepare_task(prompt, options), n, beams)
+        return generate_answers(
+            self.cache, self.tokenizer, self._prepare_task(prompt, options), n, beams, length_penalty
+        )
 
     def request(
         self, prompt: "str | list[int] | Sequence[Message]", options: GenerationOptions | None = None, n: int = 1,

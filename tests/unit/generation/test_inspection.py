@@ -1,5 +1,9 @@
 """Test what Python shows of a model: log probabilities, offsets, hidden states, attention, hooks and prompts."""
 
+import hashlib
+import json
+import pickle
+from inspect import signature
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -9,10 +13,14 @@ import pytest
 from models import write_model
 
 import localllm
+from localllm.api import open_model
 from localllm.engine.operations import attention
 from localllm.errors import ContextError, LocalllmError, UnsupportedError, UsageError
+from localllm.generation import foreign_names
 from localllm.generation.inspection import HookedModel
 from localllm.generation.logprobs import compute_prompt_logprobs
+from localllm.generation.model_methods import ChatArguments
+from localllm.services.receipts import read_receipt, regenerate, restore_options, write_receipt
 from localllm.text.offsets import locate_tokens
 
 TEXT = "hello there, how are you"
@@ -164,3 +172,98 @@ def test_a_repeated_prompt_calls_the_hook_again(model: localllm.Model):
 def test_wrong_arguments_are_refused(model: localllm.Model, call: Any, message: str):
     with pytest.raises(UsageError, match=message):
         call(model)
+
+
+# ---- what a notebook shows
+
+
+def test_a_model_describes_itself(model: localllm.Model):
+    rows = model._repr_markdown_().splitlines()
+    assert f"context: 512 of {model.trained_context}" in repr(model) and rows[0] == "| model | |"
+    assert all(row.count("|") == 3 for row in rows) and model.metadata["general.architecture"] == model.arch
+    assert model.sha256 == hashlib.sha256(Path(model.path).read_bytes()).hexdigest()
+
+
+def test_an_answer_is_described_without_being_generated(model: localllm.Model):
+    answer = model.generate(TEXT, 3, temperature=0, ignore_eos=True)
+    assert repr(answer) == "Generation(not begun: iterate over it, or read its text)"
+    text = answer._repr_markdown_()
+    assert text == answer.text and repr(answer) == f"Generation(text={text!r}, tokens=3, finish_reason='length')"
+    assert "Answer" in repr(pickle.loads(pickle.dumps(answer))) and text in repr(pickle.loads(pickle.dumps(answer)))
+
+
+def test_results_become_values_of_json(model: localllm.Model):
+    answer = model.generate(TEXT, 3, temperature=0, ignore_eos=True, top_logprobs=2)
+    values = json.loads(json.dumps(answer.to_dict()))
+    assert values["tokens"] == answer.tokens and len(values["logprobs"][0]["likeliest"]) == 2
+    (mapped,) = model.map([TEXT], 3, temperature=0, ignore_eos=True)
+    assert mapped.to_dict()["text"] == values["text"] == pickle.loads(pickle.dumps(mapped)).to_dict()["text"]
+    assert json.dumps([choice.to_dict() for choice in model.choose(TEXT, ["a", "b"])])
+    assert json.loads(json.dumps(model.score(TEXT, "a").to_dict()))["tokens"][0]["token"] == model.tokenize("a")[-1]
+    assert json.dumps(model.candidates(TEXT, beams=2, max_tokens=2)[0].to_dict())
+
+
+def test_each_prompt_may_have_its_own_options(model: localllm.Model):
+    options: Any = {"seed": 1, "ignore_eos": True}
+    answers = [*model.map([TEXT] * 3, 6, per_prompt=[{"seed": 2}, {}, {"max_tokens": 2}], **options)]
+    assert [len(answer.tokens) for answer in answers] == [6, 6, 2] and answers[2].seed == answers[1].seed == 1
+    assert answers[0].tokens == next(model.map([TEXT], 6, seed=2, ignore_eos=True)).tokens
+    assert answers[2].tokens == answers[1].tokens[:2]
+
+
+@pytest.mark.parametrize(
+    ("each", "message"),
+    [
+        ([{}], "the two lists have different lengths"), ([{}] * 3, "the two lists have different lengths"),
+        ([1, 2], "a list of dicts, not of int"), ("ab", "per_prompt must be a list, not str"),
+        ([{"do_sample": 1}, {}], "there is no option 'do_sample'; here it is temperature"),
+    ],
+)  # fmt: skip
+def test_wrong_options_of_a_prompt_are_refused(model: localllm.Model, each: Any, message: str):
+    with pytest.raises(UsageError, match=message):
+        [*model.map([TEXT] * 2, 2, per_prompt=each)]
+
+
+def test_errors_in_options_of_a_prompt_are_its_result(model: localllm.Model):
+    results = [*model.map([TEXT] * 2, 2, errors="return", per_prompt=[{"nosuch": 1}, {}])]
+    assert isinstance(results[0], UsageError) and not isinstance(results[1], LocalllmError)
+
+
+@pytest.mark.parametrize("asked", [TEXT, ASKED])
+def test_the_receipt_of_an_answer_can_be_replayed(model: localllm.Model, asked: Any, tmp_path: Path):
+    options: Any = {"max_tokens": 4, "ignore_eos": True, "temperature": 1.5}
+    answer = model.chat(asked, **options) if isinstance(asked, list) else model.generate(asked, **options)
+    write_receipt(tmp_path / "r.json", answer.receipt())
+    receipt = read_receipt(tmp_path / "r.json")
+    again = regenerate(model, receipt, restore_options(receipt), lambda count: None)
+    assert again["tokens"] == answer.tokens and receipt["model"]["files"][0]["sha256"] == model.sha256
+
+
+def test_an_answer_without_a_text_prompt_has_no_receipt(model: localllm.Model):
+    with pytest.raises(UsageError, match="a prompt of token ids cannot be stored in a receipt"):
+        model.generate([3, 4], 1).receipt()
+    with pytest.raises(UsageError, match="only answers of generate and chat"):
+        model.session.complete("a").receipt()
+    model.session.clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("n_ctx", "; here it is context$"), ("use_mmap", "; leave it out: files are mapped$"),
+     ("contxt", "; did you mean 'context'[?]$"), ("xyzzy", "^localllm.open has no argument 'xyzzy'$")],
+)  # fmt: skip
+def test_opening_explains_names_of_other_programs(name: str, message: str):
+    with pytest.raises(TypeError, match=message) as caught:
+        localllm.open("nosuch.gguf", **{name: 1})
+    assert isinstance(caught.value, UsageError)
+
+
+@pytest.mark.parametrize(
+    ("names", "known"),
+    [
+        (foreign_names.ANSWER_NAMES, ChatArguments.__annotations__),
+        (foreign_names.OPEN_NAMES, signature(open_model).parameters),
+    ],
+)
+def test_no_hint_hides_an_option_that_exists(names: dict[str, str], known: Any):
+    assert not names.keys() & known.keys()

@@ -548,7 +548,7 @@ def test_complete_candidates_and_request_encode_their_prompt(monkeypatch):
     monkeypatch.setattr("localllm.generation.session.Generation", lambda *calls: calls)
     assert (session.candidates("abc"), session.candidates([3], None, 2, 3)) == (twice, twice)
     assert [(task.prompt, *others) for task, *others in calls] == [
-        ([0, 1, 2, "special", "bos"], 1, 0), ([3], 2, 3),
+        ([0, 1, 2, "special", "bos"], 1, 0, 0.0), ([3], 2, 3, 0.0),
     ]  # fmt: skip
     alone, several = session.request([3, 4]), session.request([3], GenerationOptions(max_tokens=5), 2, "key")
     assert (alone.prompt, alone.n, alone.key, several.n, several.key) == ([3, 4], 1, None, 2, "key")
