@@ -2,8 +2,8 @@
 
 A pair is tokenized as in the model's training: [CLS] query [SEP] text [SEP] with two token types for BERT;
 <s> query </s></s> text </s> for XLM-RoBERTa; a yes-no question for Qwen3, whose score is the probability of yes (Zhang
-et al. 2025, arXiv 2506.05176). A Qwen3 reranker's file may lack the head: it is the rows of "yes" and "no" of the output
-matrix.
+et al. 2025, arXiv 2506.05176). A Qwen3 reranker's file may lack the head, which is the rows of "yes" and "no" of the
+output matrix.
 """
 
 import os
