@@ -17,7 +17,7 @@ BUDGET = {
     "localllm/kernels": 17_900,
     "localllm/quantizing": 4_390,
     "localllm/server": 5_580,
-    "localllm/services": 9_545,
+    "localllm/services": 9_775,
     "localllm/system": 1_724,
     "localllm/text": 3_532,
     "quant": 3_300,
