@@ -87,12 +87,12 @@ def describe_as_llama_server(name: str, model: "Model", parallel: int) -> dict[s
         "total_slots": parallel, "model_alias": name, "model_path": model.path,
         "modalities": {"vision": model.vision.nbytes > 0, "audio": False},
         "chat_template": model.session.template.source, "build_info": f"localllm {version('localllm')}",
-        "bos_token": get_text_of(model, model.tokenizer.bos_id),
-        "eos_token": get_text_of(model, model.tokenizer.eos_id),
+        "bos_token": decode_token(model, model.tokenizer.bos_id),
+        "eos_token": decode_token(model, model.tokenizer.eos_id),
     }  # fmt: skip
 
 
-def get_text_of(model: "Model", token: int | None) -> str:
+def decode_token(model: "Model", token: int | None) -> str:
     return "" if token is None else model.tokenizer.decode([token], special=True)
 
 
