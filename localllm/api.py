@@ -18,6 +18,7 @@ from localllm.engine.runs import PRECISE_TOKENS
 from localllm.errors import ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.generation.conversation import AnswerDefaults
+from localllm.generation.inspection import InspectionMixin, escape_cell
 from localllm.generation.model_methods import GenerationMixin
 from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 E = TypeVar("E")
 
 
-class Model(GenerationMixin):
+class Model(GenerationMixin, InspectionMixin):
     """An open model; use it in a `with` statement, or close it.
 
     Several generations may run at the same time, also in several threads: their tokens are batched into the same steps.
@@ -104,6 +105,37 @@ class Model(GenerationMixin):
 
     if not TYPE_CHECKING:  # names before 0.3
         sight, fills, written = map(RenamedAttribute, ("vision", "is_diffusion", "ngrams"))
+
+    @property
+    def metadata(self) -> Mapping[str, object]:
+        """The file's metadata by key, such as "general.name"."""
+        return self.file.metadata
+
+    @property
+    def sha256(self) -> str:
+        """The SHA-256 of its file, 64 hexadecimal digits; of split files, those of all, joined by commas.
+
+        A file is read once; later its hash comes from the cache. Raises OSError.
+        """
+        from localllm.files.cache.checksummed_cache import get_sha256  # seldom needed
+
+        return ",".join(get_sha256(path) for path in self.file.parts)
+
+    def _describe(self) -> dict[str, object]:
+        return {
+            "name": self.name or os.path.basename(self.path), "path": self.path, "architecture": self.arch,
+            "format": self.file_type or self.format, "parameters": f"{self.file.parameters:,}",
+            "layers": self.engine.hyperparameters.layers, "width": self.engine.hyperparameters.width,
+            "vocabulary": self.tokenizer.vocab_size, "context": f"{self.context} of {self.trained_context}",
+            "device": self.device,
+        }  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"<localllm.Model {', '.join(f'{name}: {value}' for name, value in self._describe().items())}>"
+
+    def _repr_markdown_(self) -> str:
+        rows = [f"| {name} | {escape_cell(str(value))} |" for name, value in self._describe().items()]
+        return "\n".join(["| model | |", "|---|---|", *rows])
 
     @property
     def device(self) -> str:

@@ -26,6 +26,7 @@ from localllm.system.processes import has_driver
 if TYPE_CHECKING:
     from localllm.engine.cpu.weight_stream import WeightStorage
     from localllm.engine.cuda.devices import GpuPlacement
+    from localllm.engine.hooks import HookedOperations
 
 
 WORKING_BYTES = 200 << 20  # memory besides weights and cache: activations, kernels
@@ -88,6 +89,7 @@ class TracedModel(NamedTuple):
         encoding: the encoder's operations, if there is an encoder.
         rows: traces the model for image rows (localllm.engine.trace.recorder); its argument is whether they have
             bidirectional attention.
+        hooks: traces the model with hook points (localllm.engine.hooks); its argument is whether with attention.
     """
 
     file: GGUFFile
@@ -97,6 +99,7 @@ class TracedModel(NamedTuple):
     context: int
     encoding: Sequence[Operation] = ()
     rows: Callable[[bool], ImageRowOperations | None] | None = None
+    hooks: "Callable[[bool], HookedOperations] | None" = None
 
     @property
     def states(self) -> list[State]:
@@ -147,7 +150,9 @@ def build_backend(traced: TracedModel, options: EngineOptions) -> SelectedBacken
         note = choice
     operations = options.observer.insert_sums(traced.operations) if options.observer else traced.operations
     storage = make_storage(traced, options)
-    backend = CpuBackend(operations, traced.states, traced.context, options, traced.encoding, traced.rows, storage)
+    backend = CpuBackend(
+        operations, traced.states, traced.context, options, traced.encoding, traced.rows, storage, traced.hooks
+    )
     return SelectedBackend(backend, note=storage.describe(traced.file.nbytes) if storage else note)
 
 

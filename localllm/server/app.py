@@ -4,10 +4,13 @@ import asyncio
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import fields
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from functools import partial
+from importlib.metadata import version
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -17,20 +20,26 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localllm.errors import LocalllmError
+from localllm.generation.sampling.options import DEFAULTS, SamplingOptions
+from localllm.generation.scheduler import PARALLEL
 from localllm.server import http, ollama_changes, ollama_models
 from localllm.server.adapters import list_adapters, set_scales
 from localllm.server.anthropic_messages import count_tokens, create_message
 from localllm.server.embeddings import create_embeddings, rerank
 from localllm.server.guard import AccessGuard, AccessRules
 from localllm.server.infill import infill
+from localllm.server.llama_completions import complete
 from localllm.server.ollama_chat import chat, generate
 from localllm.server.openai_chat import create_chat_completion, list_models, retrieve_model
 from localllm.server.openai_completions import create_completion
-from localllm.server.openai_responses import create_response
+from localllm.server.openai_responses import count_input_tokens, create_response
 from localllm.server.page import list_sessions, read_session, serve_page, write_session
 from localllm.server.service import ServerContext
 from localllm.server.tokens import apply_template, detokenize, tokenize
 from localllm.server.worker import STOPPING, StoppedError
+
+if TYPE_CHECKING:
+    from localllm.api import Model
 
 REQUEST_ID = "X-Request-Id"
 _ID = re.compile(r"[\w.:+/=-]{1,128}", re.ASCII)
@@ -61,8 +70,30 @@ async def report_props(service: ServerContext, request: Request) -> Response:
                 "modalities": {"vision": model.vision.nbytes > 0}, "chat_template": model.session.template.source,
             }  # fmt: skip
         descriptions.append(facts)
-    first = next(iter(service.pool.entries.values())).model
-    return http.make_json_response({"models": descriptions, "n_ctx": first and first.context})
+    first = next(iter(service.pool.entries.values()))
+    answer: dict[str, object] = {"models": descriptions, "n_ctx": first.model and first.model.context}
+    if first.model:
+        answer |= describe_as_llama_server(first.name, first.model, service.pool.parallel or PARALLEL)
+    return http.make_json_response(answer)
+
+
+def describe_as_llama_server(name: str, model: "Model", parallel: int) -> dict[str, object]:
+    """Return llama-server's properties of the first model, for programs that ask it."""
+    options = model.session.with_defaults(None).sampling.fill_unset(SamplingOptions(**DEFAULTS))
+    sampling = {field.name: getattr(options, field.name) for field in fields(options)}
+    params = sampling | {"seed": -1, "n_predict": -1, "stop": [], "stream": True}
+    return {
+        "default_generation_settings": {"n_ctx": model.context, "params": params},
+        "total_slots": parallel, "model_alias": name, "model_path": model.path,
+        "modalities": {"vision": model.vision.nbytes > 0, "audio": False},
+        "chat_template": model.session.template.source, "build_info": f"localllm {version('localllm')}",
+        "bos_token": decode_token(model, model.tokenizer.bos_id),
+        "eos_token": decode_token(model, model.tokenizer.eos_id),
+    }  # fmt: skip
+
+
+def decode_token(model: "Model", token: int | None) -> str:
+    return "" if token is None else model.tokenizer.decode([token], special=True)
 
 
 async def report_metrics(service: ServerContext, request: Request) -> Response:
@@ -85,11 +116,13 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/v1/chat/completions", create_chat_completion),
     ("POST", "/v1/completions", create_completion),
     ("POST", "/v1/responses", create_response),
+    ("POST", "/v1/responses/input_tokens", count_input_tokens),
     ("POST", "/v1/embeddings", create_embeddings),
     ("POST", "/v1/rerank", rerank),
     ("POST", "/v1/messages", create_message),
     ("POST", "/v1/messages/count_tokens", count_tokens),
     ("POST", "/infill", infill),
+    ("POST", "/completion", complete),
     ("POST", "/tokenize", tokenize),
     ("POST", "/detokenize", detokenize),
     ("POST", "/apply-template", apply_template),

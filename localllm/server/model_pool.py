@@ -122,7 +122,7 @@ class ModelPool:
         self.locate: Callable[[str], str] | None = None
         for name, path in paths.items():
             self._add(name, path, (names or {}).get(name, NameOptions()))
-        self._open, self._metrics, self.memory, self._parallel = open_model, metrics, memory, parallel
+        self._open, self._metrics, self.memory, self.parallel = open_model, metrics, memory, parallel
         self._is_strict, self._idle_seconds = is_strict, idle_seconds
         self._unloading = set[asyncio.Task[None]]()
         self._changing = asyncio.Condition()  # held while a model is opened or closed
@@ -268,7 +268,7 @@ class ModelPool:
     def _start_worker(self, entry: ModelEntry) -> Worker:
         model = (entry.options.open_model or self._open)(entry.path)
         room = None if self.memory is None else max(0, self.memory - count_fixed_bytes(model))
-        return Worker(model, self._metrics, self._parallel, room)
+        return Worker(model, self._metrics, self.parallel, room)
 
     async def _unload(self, entry: ModelEntry) -> None:
         worker, entry.worker, entry.is_ending = entry.worker, None, False

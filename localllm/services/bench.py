@@ -24,9 +24,9 @@ from localllm.errors import UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.frozen import frozen
 from localllm.kernels.build.objects import Progress
-from localllm.kernels.machine import get_lane, get_lane_name
+from localllm.kernels.machine import describe_processor, get_lane_name
 from localllm.services.inspection.inspect import MatrixCosts, is_embedding_model
-from localllm.system.cpu import count_usable_cores, get_processor_name
+from localllm.system.cpu import count_usable_cores
 
 if TYPE_CHECKING:
     from localllm.arch.rope_scaling import RopeScaling
@@ -277,10 +277,6 @@ def describe_model(model: Model) -> ModelFacts:
         "path": model.path, "arch": model.arch, "format": model.format, "device": model.engine.device,
         "size": model.file.nbytes, "parameters": model.file.parameters,
     }  # fmt: skip
-
-
-def describe_processor() -> str:
-    return f"{get_processor_name()} ({get_lane().cpu})"
 
 
 # ---- models that only compute embeddings or scores

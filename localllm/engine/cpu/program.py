@@ -4,8 +4,8 @@ import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from localllm.system.cpu import CACHE_LINE
 from localllm.system.processes import get_waiting_functions, init_waiting
 
 if TYPE_CHECKING:
-    from localllm.engine.cpu.weight_stream import WeightStorage, WeightStream
+    from localllm.engine.cpu.weight_stream import WeightStorage
 
 KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 
@@ -127,6 +127,20 @@ def allocate_aligned(size: int) -> np.ndarray:
     return memory[start : start + size // 8]
 
 
+class TapeRunner(Protocol):
+    """Runs a tape in slices of whole stages."""
+
+    def run(self) -> None:
+        """Run the tape once."""
+        ...
+
+    def get_statistics(self) -> dict[str, float]:
+        """Return what was read from the disk; empty if the system reads the weights."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class StreamingRunner:
     """Runs a tape in slices, and releases the memory of each slice's weights afterwards.
 
@@ -190,10 +204,9 @@ class CpuProgram:
     def __init__(
         self, header: RunHeader, threads: TapeThreads, vocab_size: int, loader: VariantLoader,
         memory: Sequence[ReservedMemory] = (),
-        streaming: "StreamingRunner | WeightStream | None" = None, kernel_limits: Sequence[int] = (),
-        tables: RowPrefetch | None = None,
+        streaming: "TapeRunner | None" = None, kernel_limits: Sequence[int] = (), tables: RowPrefetch | None = None,
     ):  # fmt: skip
-        """Set what runs need; memory: memory of a run's buffers; streaming: runs the tape in slices."""
+        """Set what runs need; memory: memory of a run's buffers; streaming: runs the tape in slices, or None."""
         self._tables = tables
         self.kernel_limits = kernel_limits
         self._memory, self._walk, self._streaming = memory, (streaming or threads).run, streaming
@@ -262,15 +275,19 @@ class CpuProgram:
         self._loader.library.close()
 
 
+RunnerFactory = Callable[[TapeThreads, Sequence[KernelStep]], TapeRunner]
+
+
 def compile_program(
     operations: Sequence[Operation], places: StepMemory, threads: int, progress: Progress | None,
-    exported: Crossing | None = None, keeps: bool = True, streams: bool = False, storage: "WeightStorage | None" = None,
+    exported: Crossing | None = None, keeps: bool = True, make_runner: RunnerFactory | None = None,
+    storage: "WeightStorage | None" = None,
 ) -> CpuProgram:  # fmt: skip
     """Compile recorded operations; the last one computes the logits, unless activations are exported.
 
-    exported: see `lower_operations`; keeps: see CpuTarget; streams: release weights after each use (StreamingRunner);
-    storage: the memory for weights, if they are larger than it; progress(done, total) is called while a caller waits
-    for kernels, in this call or in the first run. Raises ModelError, MemoryLimitError, LocalllmError.
+    exported: see `lower_operations`; keeps: see CpuTarget; make_runner: makes what runs the tape in slices, such as
+    StreamingRunner; storage: the memory for weights, if they are larger than it; progress(done, total) is called while
+    a caller waits for kernels, in this call or in the first run. Raises ModelError, MemoryLimitError, LocalllmError.
     """
     target = create_target(threads, len(places.header.ids), keeps)
     tape = Tape(lower_operations(optimize_graph(operations, target), target, places, exported=exported).all)
@@ -281,10 +298,12 @@ def compile_program(
     walkers = TapeThreads(threads, library.addresses, rows, keep=memory)
     vocab_size = operations[-1].output.columns
     of_runs = [region for region in tape.memory if isinstance(region, ReservedMemory)]
-    streaming = StreamingRunner(walkers, tape.steps) if streams else placed.make_stream(walkers) if placed else None
+    runner: TapeRunner | None = placed.make_stream(walkers) if placed else None
+    if make_runner:
+        runner = make_runner(walkers, tape.steps)
     loader, limits = VariantLoader(library, target.variants, progress), find_kernel_limits(operations, target)
     tables = RowPrefetch(tape.steps, places.header.ids)
-    return CpuProgram(places.header, walkers, vocab_size, loader, of_runs, streaming, limits, tables)
+    return CpuProgram(places.header, walkers, vocab_size, loader, of_runs, runner, limits, tables)
 
 
 def find_kernel_limits(operations: Sequence[Operation], target: CpuTarget) -> list[int]:

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,7 +28,14 @@ from localllm.engine.cpu.read_ahead import (
     list_reads,
     round_to_blocks,
 )
-from localllm.engine.lower.tape import KernelStep, TapeSlice, assign_stages, get_product_arguments, slice_steps
+from localllm.engine.lower.tape import (
+    KernelStep,
+    StepRunner,
+    TapeSlice,
+    assign_stages,
+    get_product_arguments,
+    slice_steps,
+)
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.system.direct_reads import BLOCK
 from localllm.system.memory import MemoryRegion
@@ -36,12 +43,6 @@ from localllm.system.memory import MemoryRegion
 SLOTS = 4  # slices that are read ahead or in use, at most
 MEASURED_BYTES = 1 << 26  # bytes that are read to measure the disk
 MIN_STREAMED_BYTES = 1 << 16  # smaller matrices stay mapped
-
-
-class StepRunner(Protocol):
-    """Runs whole stages of a tape."""
-
-    def run_steps(self, first: int, end: int) -> None: ...
 
 
 class StreamPlan(NamedTuple):
