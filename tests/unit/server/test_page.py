@@ -64,14 +64,15 @@ def test_the_page_loads_nothing_from_elsewhere(served: Served):
 
 
 def test_the_page_can_be_used_without_a_mouse():
-    """Label every control, use real buttons, and announce new messages."""
+    """Label every control, use real buttons, and announce new text."""
     controls = Controls()
     controls.feed(SOURCE)
     tags = dict(controls.tags)
     assert controls.unlabelled == [] and controls.open == []
     assert ("lang", "en") in tags["html"].items() and "width=device-width" in str(controls.tags)
-    log = next(attributes for tag, attributes in controls.tags if tag == "main")
-    assert (log["role"], log["aria-live"], log["tabindex"]) == ("log", "polite", "0") and log["aria-label"]
+    log, spoken = (attributes for _, attributes in controls.tags if attributes.get("role") == "log")
+    assert (log["aria-live"], log["tabindex"]) == ("off", "0") and log["aria-label"]
+    assert spoken["aria-live"] == "polite" and spoken["aria-label"]
     assert all(attributes.get("type") in ("button", "submit") for tag, attributes in controls.tags if tag == "button")
     assert any(attributes.get("role") == "status" for _, attributes in controls.tags)
 
@@ -130,6 +131,8 @@ def test_conversations_are_not_for_other_sites(served: Served):
         ("GET", "/sessions"),
         ("GET", "/sessions/trip"),
         ("PUT", "/sessions/trip"),
+        ("PATCH", "/sessions/trip"),
+        ("DELETE", "/sessions/trip"),
         ("OPTIONS", "/sessions"),
     ):
         assert served.ask(method, address, None, {"Origin": "https://friend.example"}).status == 403
