@@ -7,7 +7,7 @@ from project import ROOT
 # change the row in the same commit, whose message says what the lines are for and what older ones they replace.
 BUDGET = {
     "localllm/arch": 12_820,
-    "localllm/cli": 12_250,
+    "localllm/cli": 12_400,
     "localllm/compat": 1_345,
     "localllm/convert": 8_365,
     "localllm/engine": 11_910,
