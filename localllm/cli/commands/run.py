@@ -77,7 +77,8 @@ def run(
 
     chat(
         model, system=prompt.system, system_file=prompt.system_file, chat_template=prompt.chat_template,
-        encoding=prompt.encoding, look=ChatView(session=follow.session, stats=output.stats, plain=output.plain), engine=engine,
+        encoding=prompt.encoding, engine=engine,
+        look=ChatView(session=follow.session, stats=output.stats, plain=output.plain),
         no_cache=prompt.no_cache, choices=generation, tools=tools, images=images, endpoint=endpoint,
     )  # fmt: skip
 

@@ -311,13 +311,13 @@ class RawLineReader:
 
     def _offer(self, typed: list[str], echo: Callable[[str], None]) -> bool:
         """Complete the line as far as all completions agree, or list them; return whether there are any."""
-        line = "".join(typed)
-        offers = [line[:begin] + text for text, begin in self._complete(line)]
-        if suffix := os.path.commonprefix(offers)[len(line) :]:
+        document = Document("".join(typed))
+        offers = [*LineCompleter(self._complete).get_completions(document, CompleteEvent(completion_requested=True))]
+        if suffix := get_common_complete_suffix(document, offers):
             typed += suffix
             echo(format_displayed(suffix))
         elif len(offers) > 1:
-            self._show_again("  ".join(offers) + "\n", typed, echo)
+            self._show_again("  ".join(offer.text for offer in offers) + "\n", typed, echo)
         return bool(offers)
 
     def _show_again(self, text: str, typed: list[str], echo: Callable[[str], None]) -> None:
