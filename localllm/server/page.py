@@ -20,7 +20,7 @@ from localllm.errors import LocalllmError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.frozen import frozen
 from localllm.generation.sampling.options import SamplingOptions
-from localllm.server.fields import RequestBody
+from localllm.server.fields import RequestBody, require_present
 from localllm.server.http import RejectedRequestError, encode_json, make_json_response, read_json
 from localllm.server.messages import parse_tool_calls
 from localllm.server.model_pool import ModelEntry
@@ -114,7 +114,8 @@ async def rename_session(service: ServerContext, request: Request) -> Response:
 
 async def remove_session(service: ServerContext, request: Request) -> Response:
     """Delete a conversation whose state is the query's `revision`. Raises RejectedRequestError with 409 for another."""
-    name, revision = request.path_params["name"], request.query_params.get("revision")
+    name = request.path_params["name"]
+    revision = require_present(request.query_params.get("revision"), "the query's revision, which GET returns,")
 
     def remove() -> None:
         with WRITING:
