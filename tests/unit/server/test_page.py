@@ -215,7 +215,7 @@ PAINTED = """(async () => {
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 def test_images_can_be_attached_in_a_browser(tmp_path, monkeypatch):
-    """Choose, paste, preview, remove and edit images, which reach the model.
+    """Choose, paste, drop, preview, remove and edit images, which reach the model and survive a reload.
 
     Do not save such a conversation, nor offer images to a model without a projector.
     """
@@ -254,6 +254,10 @@ def test_images_can_be_attached_in_a_browser(tmp_path, monkeypatch):
         browser.value("window.prompt = () => 'trip'; document.querySelector('#keep').click()")
         browser.until("document.querySelector('#status').textContent.includes('are not saved')")
         assert sessions.list_names() == []
+        attach("three.png", "document.dispatchEvent(Object.assign(new Event('drop'), { dataTransfer: files }))")
+        browser.reload("document.querySelectorAll('article').length === 2")
+        browser.until("[...document.querySelectorAll('canvas')].map((each) => each.width).join() === '60,60'")
+        assert browser.value("document.querySelectorAll('#attached canvas, article.user canvas').length") == 2
         browser.value("document.querySelector('article.user button').click()")
         assert browser.value("document.querySelectorAll('#attached canvas').length") == 1
         browser.value("$('fresh').click(); $('model').value = 'blind'; $('text').focus()")

@@ -114,6 +114,21 @@ def test_a_name_given_while_an_answer_is_being_saved_is_used(page: Page):
     assert sessions.list_names() == ["D1"] and contents("D1") == ["silver", "SILVER"]
 
 
+def test_a_name_given_at_the_end_of_a_save_is_asked_for_once(page: Page):
+    page.value(
+        "window.bodies = []; window.fetch = ((old) => async (path, options = {}) => { if (options.method === 'PATCH') "
+        "window.bodies.push(options.body); if (path === 'sessions' && current.name && !window.go) "
+        "await new Promise((resolve) => { window.go = resolve; }); return old(path, options); })(window.fetch)"
+    )
+    page.ask("silver")
+    page.until("Boolean(window.go)")  # saved, and the list of names is being fetched
+    page.value("current.wish = 'D1'; current.saving = current.saving.then(() => move(current)); 0")
+    page.value("window.go()")
+    page.until("$('sessions').value === 'D1'")
+    page.value("current.saving.then(() => move(current))")
+    assert page.value("window.bodies.join()") == '{"name":"D1"}' and sessions.list_names() == ["D1"]
+
+
 def test_a_conversation_continued_elsewhere_is_not_overwritten(page: Page):
     save_session("C1", "one", "ONE")
     page.reload()
