@@ -270,7 +270,7 @@ def make_prefill_progress(line: ProgressLine) -> Callable[[int, int], None]:
 
     def show(done: int, total: int) -> None:
         if done:
-            line.show(f"reading the prompt: {done} of {total} tokens")
+            line.show(f"read {done:,} of {total:,} tokens")
 
     return show
 

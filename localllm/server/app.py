@@ -33,7 +33,7 @@ from localllm.server.ollama_chat import chat, generate
 from localllm.server.openai_chat import create_chat_completion, list_models, retrieve_model
 from localllm.server.openai_completions import create_completion
 from localllm.server.openai_responses import count_input_tokens, create_response
-from localllm.server.page import list_sessions, read_session, serve_page, write_session
+from localllm.server.page import list_sessions, read_session, remove_session, rename_session, serve_page, write_session
 from localllm.server.service import ServerContext
 from localllm.server.tokens import apply_template, detokenize, tokenize
 from localllm.server.worker import STOPPING, StoppedError
@@ -108,6 +108,8 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("GET", "/sessions", list_sessions),
     ("GET", "/sessions/{name}", read_session),
     ("PUT", "/sessions/{name}", write_session),
+    ("PATCH", "/sessions/{name}", rename_session),
+    ("DELETE", "/sessions/{name}", remove_session),
     ("GET", "/health", report_health),
     ("GET", "/props", report_props),
     ("GET", "/metrics", report_metrics),

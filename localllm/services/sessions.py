@@ -322,6 +322,39 @@ def remove_session(name: str) -> None:
         raise LocalllmError(f"the session {name!r} cannot be removed: {error.strerror}") from None
 
 
+def rename_session(name: str, new_name: str) -> None:
+    """Rename a session; its branches stay its branches.
+
+    Raises UsageError if it does not exist, if the new name is taken, or if a chat has one of them open; LocalllmError.
+    """
+    if new_name == name:
+        return
+    with SessionFile(name) as old, SessionFile(new_name) as new:
+        if old.is_new:
+            raise UsageError(f"session {name!r} not found; `localllm sessions` lists them")
+        if not new.is_new:
+            raise UsageError(f"session {new_name!r} already exists; choose another name")
+        new.chat = old.chat
+        if len(list_branches(name)) > 1:
+            new.chat.trunk = old.chat.trunk or name
+        new.rewrite()
+        try:
+            get_path(name).unlink()
+        except OSError as error:
+            raise LocalllmError(f"the session {name!r} cannot be removed: {error.strerror}") from None
+
+
+def search_names(query: str) -> list[str]:
+    """List the sessions whose name and messages contain all words of a query, regardless of case, latest first."""
+    words = query.casefold().split()
+    matches = []
+    for listed in list_sessions():
+        text = "\n".join([listed.name, *(message["content"] for message in listed.chat.messages)]).casefold()
+        if all(word in text for word in words):
+            matches.append(listed.name)
+    return matches
+
+
 def select_visible_fields(messages: Sequence[SessionLine]) -> list[SessionLine]:
     """Return messages with only the fields that chat templates may use."""
     field_names = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "images")

@@ -22,7 +22,7 @@ from localllm.cli.prompt_input import (
     start_answer,
     warn_missing_template,
 )
-from localllm.cli.terminal.output import ProgressLine, exit_on_signals, is_terminal, say, say_dim
+from localllm.cli.terminal.output import ProgressLine, exit_on_signals, is_terminal, say, say_dim, set_plain
 from localllm.cli.terminal.render import get_file_stem, print_stream, require_answers
 from localllm.cli.terminal.type_ahead import hold_keys
 from localllm.errors import LocalllmError, UsageError
@@ -46,6 +46,7 @@ class ChatView:
     latest: bool = option("--continue", "Resume the session that was used last.")
     markdown: bool = option("--markdown", "Render Markdown: headings, lists and code.")
     stats: bool = option("--stats", "After every answer, print tokens per second and context in use.")
+    plain: options.Plain = False
 
 
 def chat(
@@ -87,6 +88,7 @@ def chat(
         start_session,
     )
 
+    set_plain(look.plain)
     images.require_files()
     session = select_session(look.session, look.latest)
     interactive = is_terminal(sys.stdin)

@@ -12,7 +12,7 @@ from localllm.cli.interactive.settings import apply_settings, get_changed_settin
 from localllm.cli.options import shared as options
 from localllm.cli.options.shared import warn_cut
 from localllm.cli.parameters import build_group
-from localllm.cli.terminal.output import ProgressLine, is_terminal, say, say_dim
+from localllm.cli.terminal.output import ProgressLine, is_plain, is_terminal, say, say_dim
 from localllm.cli.terminal.render import EMPTY, count_noun, is_only_reasoning, note_overflow
 from localllm.cli.terminal.stream_renderer import make_page
 from localllm.cli.terminal.type_ahead import hold_keys
@@ -201,7 +201,7 @@ class TerminalConversation:
     def _show(self, answer: "Generation") -> None:
         from localllm.generation.reasoning import ANSWER, REASONING
 
-        page_shown, interrupted = make_page(self.markdown), False
+        page_shown, interrupted = make_page(self.markdown, names_answer=is_plain()), False
         with hold_keys():
             say_dim("")
             try:

@@ -91,6 +91,7 @@ Threads = Annotated[
     ),
 ]
 NoCache = Annotated[bool, option("--no-cache", "Neither use nor update the prefix cache (see `localllm cache`).")]
+Plain = Annotated[bool, option("--plain", "Print for screen readers: no cursor movement, no colours, states in words.")]
 Force = Annotated[bool, option("--force", "Overwrite the output even if it is a file of another type.")]
 Memory = Annotated[
     int | None,

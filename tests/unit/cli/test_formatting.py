@@ -298,9 +298,10 @@ def test_a_progress_line_is_silent_in_files_and_on_dumb_terminals(capsys, on_ter
     assert capsys.readouterr().err == ""
 
 
-def test_progress_on_a_dumb_terminal_is_printed_in_lines(capsys, on_terminal, monkeypatch):
+@pytest.mark.parametrize(("name", "value"), [("TERM", "dumb"), ("LOCALLLM_PLAIN", "1")])
+def test_progress_of_plain_output_is_printed_in_lines(capsys, on_terminal, monkeypatch, name: str, value: str):
     on_terminal("stderr")
-    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv(name, value)
     now = [100.0]
     monkeypatch.setattr(terminal, "monotonic", lambda: now[0])
     line, lines = terminal.ProgressLine(), list[str]()
