@@ -267,7 +267,11 @@ class ModelPool:
 
     def _start_worker(self, entry: ModelEntry) -> Worker:
         model = (entry.options.open_model or self._open)(entry.path)
-        room = None if self.memory is None else max(0, self.memory - count_fixed_bytes(model))
+        room = None
+        if self.memory is not None:
+            # Weights that are streamed give memory back to a growing cache.
+            least = self.memory // 4 if model.engine.streamed_bytes else 0
+            room = max(least, self.memory - count_fixed_bytes(model))
         return Worker(model, self._metrics, self.parallel, room)
 
     async def _unload(self, entry: ModelEntry) -> None:

@@ -47,8 +47,8 @@ class CpuBackend:
         self._cache = KVCache(self._states, context, options.kv_cache_type)
         layout = StateLayout(recurrent) if recurrent else None
         self.room, places = CachePool(self._cache, layout), StepMemory(self._cache, layout, RunHeader())
-        if storage:  # the cache gets a quarter of the memory at most
-            storage.budget -= min(self.room.bytes_per_token * context, storage.budget // 4)
+        if storage:
+            storage.reserve_cache(self.room.bytes_per_token * context)
         program = compile_program(operations, places, options.thread_count, options.progress, storage=storage)
         self.storage = storage
         self.create_state, self.get_cache_usage = self.room.create_state, self.room.get_cache_usage
