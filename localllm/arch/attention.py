@@ -9,7 +9,7 @@ import numpy as np
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import PagedState
 from localllm.arch.metadata import HyperparameterReader, format_value
-from localllm.arch.rope import Rope, read_base, read_rope
+from localllm.arch.rope import RopeParameters, read_base, read_rope
 from localllm.arch.verbs import Activation, AttentionScores, Builder, Routing
 from localllm.arch.weights import Weight, Weights
 from localllm.errors import ModelError
@@ -19,19 +19,19 @@ RMS_EPSILON, LAYER_EPSILON = "attention.layer_norm_rms_epsilon", "attention.laye
 
 
 @frozen
-class Attention:
+class AttentionHyperparameters:
     """Grouped-query attention: the head counts of each layer, with one head dimension for all."""
 
     heads: tuple[int, ...]
     kv_heads: tuple[int, ...]
     head_dim: int  # of queries and keys
-    rope: Rope
+    rope: RopeParameters
     value_dim: int
 
 
 def read_attention(
     fields: HyperparameterReader, interleaved: bool, every_layer: bool = True, own_values: bool = False
-) -> Attention:
+) -> AttentionHyperparameters:
     """Read the attention.* and rope.* keys. Raises ModelError.
 
     every_layer: every layer has key-value heads.  own_values: values may be shorter than keys.
@@ -51,14 +51,14 @@ def read_attention(
     value_dim = fields.read_count("attention.value_length", head_dim)
     if not own_values and value_dim != head_dim:
         raise fields.make_unsupported_error("attention.value_length must equal attention.key_length")
-    return Attention(heads, kv_heads, head_dim, read_rope(fields, head_dim, interleaved), value_dim)
+    return AttentionHyperparameters(heads, kv_heads, head_dim, read_rope(fields, head_dim, interleaved), value_dim)
 
 
 @frozen
-class Transformer(Hyperparameters):
+class TransformerHyperparameters(Hyperparameters):
     """A model with attention in every layer."""
 
-    attention: Attention
+    attention: AttentionHyperparameters
     epsilon: float  # of its norms
     routing: Routing | None = field(default=None, kw_only=True)  # of tokens to experts
 
@@ -94,7 +94,7 @@ class Transformer(Hyperparameters):
         """Return how many later tokens a token attends to in a layer."""
         return 0
 
-    def get_rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> RopeParameters | None:
         """Return the RoPE of a layer's queries and keys, None for none."""
         return self.attention.rope
 
@@ -108,7 +108,7 @@ class Transformer(Hyperparameters):
 
 
 @frozen
-class WindowedTransformer(Transformer):
+class WindowedTransformerHyperparameters(TransformerHyperparameters):
     """A model whose layers may have attention windows.
 
     Attributes:
@@ -122,16 +122,16 @@ class WindowedTransformer(Transformer):
 
 
 @frozen
-class LocalRopeTransformer(WindowedTransformer):
+class LocalRopeTransformerHyperparameters(WindowedTransformerHyperparameters):
     """A model whose layers with a window have another RoPE, `local_rope`."""
 
-    local_rope: Rope
+    local_rope: RopeParameters
 
-    def get_rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> RopeParameters | None:
         return self.local_rope if self.windows[layer] else self.attention.rope
 
 
-def read_local_rope(fields: HyperparameterReader, rope: Rope) -> Rope:
+def read_local_rope(fields: HyperparameterReader, rope: RopeParameters) -> RopeParameters:
     """Read the RoPE of layers with a window: the given one, with another base if the file has one.
 
     Raises ModelError.
@@ -139,7 +139,7 @@ def read_local_rope(fields: HyperparameterReader, rope: Rope) -> Rope:
     return replace(rope, base=read_base(fields, "rope.freq_base_swa", rope.base))
 
 
-def read_local_rope_dims(fields: HyperparameterReader, rope: Rope) -> Rope:
+def read_local_rope_dims(fields: HyperparameterReader, rope: RopeParameters) -> RopeParameters:
     """Read the RoPE of layers with a window, which may rotate another number of dimensions.
 
     Raises ModelError.
@@ -175,7 +175,7 @@ def read_windows(
     return tuple(None if period and layer % period == seeing else window for layer in range(layers))
 
 
-def project_qkv(b: Builder, w: Weights, h: Transformer, layer: int, x: Activation) -> list[Activation]:
+def project_qkv(b: Builder, w: Weights, h: TransformerHyperparameters, layer: int, x: Activation) -> list[Activation]:
     """Compute queries, keys and values, from three matrices or a fused one."""
     a, fused = h.attention, w.get("attn_qkv")
     rows = a.heads[layer] * a.head_dim, a.kv_heads[layer] * a.head_dim, a.kv_heads[layer] * a.value_dim
@@ -183,7 +183,7 @@ def project_qkv(b: Builder, w: Weights, h: Transformer, layer: int, x: Activatio
     return [b.linear(x, part) for part in parts]
 
 
-def select_rope_factors(b: Builder, w: Weights, h: Transformer) -> Weight | None:
+def select_rope_factors(b: Builder, w: Weights, h: TransformerHyperparameters) -> Weight | None:
     """Return the tensor that divides RoPE's frequencies.
 
     LongRoPE has two, chosen by the context (Ding et al. 2024).
@@ -198,7 +198,7 @@ def select_rope_factors(b: Builder, w: Weights, h: Transformer) -> Weight | None
 
 def attend(
     b: Builder,
-    h: Transformer,
+    h: TransformerHyperparameters,
     state: PagedState,
     q: Activation,
     k: Activation,
@@ -216,7 +216,7 @@ def attend(
 
 
 def rotate_heads(
-    b: Builder, h: Transformer, layer: int, q: Activation, k: Activation, factors: Weight | None = None
+    b: Builder, h: TransformerHyperparameters, layer: int, q: Activation, k: Activation, factors: Weight | None = None
 ) -> tuple[Activation, Activation]:
     """Apply the layer's RoPE to queries and keys, if it has one. Raises ModelError if factors are missing."""
     rope = h.get_rope(layer)
@@ -227,7 +227,9 @@ def rotate_heads(
     return b.rope(q, rope, b.positions, factors), b.rope(k, rope, b.positions, factors)
 
 
-def gate_heads(b: Builder, h: Transformer, state: PagedState, x: Activation, gates: Activation) -> Activation:
+def gate_heads(
+    b: Builder, h: TransformerHyperparameters, state: PagedState, x: Activation, gates: Activation
+) -> Activation:
     """Multiply each head's output by its gate, [tokens, heads]."""
     return scale_heads(b, x, gates, h.attention.heads[state.layer], state.value_dim)
 
@@ -243,7 +245,7 @@ def scale_heads(b: Builder, x: Activation, factors: Activation, heads: int, dim:
 
 
 def normalize_heads(
-    b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation
+    b: Builder, w: Weights, h: TransformerHyperparameters, q: Activation, k: Activation
 ) -> tuple[Activation, Activation]:
     """Normalize each head of queries and keys by its root mean square (Henry et al. 2020)."""
     head_dim = h.attention.head_dim
@@ -252,7 +254,7 @@ def normalize_heads(
 
 
 def normalize_queries_and_keys(
-    b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation
+    b: Builder, w: Weights, h: TransformerHyperparameters, q: Activation, k: Activation
 ) -> list[Activation]:
     """Normalize the rows of queries and keys, all heads together, by a layer norm if the file has one."""
     norms = [w.get("attn_q_norm"), w.get("attn_k_norm")]
@@ -260,7 +262,7 @@ def normalize_queries_and_keys(
 
 
 def normalize_heads_by_layer_norm(
-    b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation
+    b: Builder, w: Weights, h: TransformerHyperparameters, q: Activation, k: Activation
 ) -> list[Activation]:
     """Normalize each head of queries and keys by its own layer norm if the file has such norms."""
     norms, head_dim = [w.get("attn_q_norm"), w.get("attn_k_norm")], h.attention.head_dim

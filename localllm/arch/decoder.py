@@ -13,7 +13,7 @@ from collections.abc import Callable, Container
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from localllm.arch.attention import Transformer
+from localllm.arch.attention import TransformerHyperparameters
 from localllm.arch.hyperparameters import RANK, Hyperparameters
 from localllm.arch.layer_state import State
 from localllm.arch.metadata import HyperparameterReader
@@ -127,7 +127,7 @@ def ignore_mtp_layers(b: Builder, w: Weights, h: Any) -> None:
             b.ignore(*tensors)
 
 
-def make_final_layer_norm(b: Builder, w: Weights, h: Transformer) -> Norm:
+def make_final_layer_norm(b: Builder, w: Weights, h: TransformerHyperparameters) -> Norm:
     """Return a function that applies LayerNorm (Ba et al. 2016) as the final norm."""
     w.require_biases("output_norm")
     return lambda x: b.layer_norm(x, w.output_norm, h.epsilon)

@@ -3,7 +3,7 @@
 from dataclasses import field
 from typing import Any, ClassVar
 
-from localllm.arch.attention import LAYER_EPSILON, Transformer
+from localllm.arch.attention import LAYER_EPSILON, TransformerHyperparameters
 from localllm.arch.decoder import NONE, read_pooling
 from localllm.arch.metadata import HyperparameterReader
 from localllm.arch.verbs import FULL_ATTENTION, Activation, Builder
@@ -12,7 +12,7 @@ from localllm.frozen import frozen
 
 
 @frozen
-class Encoder(Transformer):
+class EncoderHyperparameters(TransformerHyperparameters):
     """A model with bidirectional attention.
 
     Attributes:
@@ -45,7 +45,7 @@ def count_ahead(window: int | None) -> int:
 
 def read_encoder_fields(fields: HyperparameterReader) -> dict[str, Any]:
     """Read the fields that all encoders with layer norms have. Raises ModelError."""
-    shared = Encoder.read_shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
+    shared = EncoderHyperparameters.read_shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
     return {**shared, "pooling": read_encoder_pooling(fields)}
 
 

@@ -4,9 +4,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from localllm.arch.decoder import MtpOutput
 from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.layer_state import LatentState, PagedState, Recurrent, State
+from localllm.arch.layer_state import LatentState, PagedState, RecurrentLayerState, State
 from localllm.arch.metadata import HyperparameterReader
-from localllm.arch.rope import Rope
+from localllm.arch.rope import RopeParameters
 from localllm.arch.verbs import Activation, AttentionScores, Builder, Choice
 from localllm.arch.weights import Weight, Weights
 from localllm.frozen import frozen
@@ -23,8 +23,8 @@ __all__ = [
     "LatentState",
     "MtpOutput",
     "PagedState",
-    "Recurrent",
-    "Rope",
+    "RecurrentLayerState",
+    "RopeParameters",
     "State",
     "Weight",
     "Weights",

@@ -127,7 +127,7 @@ class LatentState:
 
 
 @frozen
-class Recurrent:
+class RecurrentLayerState:
     """Float32 arrays of fixed shapes for each sequence (state-space and linear attention)."""
 
     layer: int
@@ -138,7 +138,7 @@ class Recurrent:
         return 4 * sum(prod(shape) for shape in self.shapes)
 
 
-State = PagedState | LatentState | Recurrent
+State = PagedState | LatentState | RecurrentLayerState
 
 
 def count_cache_bytes(states: Sequence[State], tokens: int, kv_type: KVType) -> int:

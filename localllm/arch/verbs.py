@@ -14,7 +14,7 @@ import numpy as np
 
 from localllm.arch.layer_state import LatentState, PagedState
 from localllm.arch.recurrent_verbs import RecurrentVerbs
-from localllm.arch.rope import Rope
+from localllm.arch.rope import RopeParameters
 from localllm.arch.rowwise_verbs import RowwiseVerbs
 from localllm.arch.weights import Weight
 from localllm.frozen import frozen
@@ -180,7 +180,9 @@ class Builder(RowwiseVerbs, RecurrentVerbs, Protocol):
     ) -> Activation:
         """Compute y + factor * scale * x, as add_low_rank; choice: for rows of the experts of tokens."""
 
-    def rope(self, x: Activation, rope: Rope, positions: Numbers, factors: Weight | None = None) -> Activation:
+    def rope(
+        self, x: Activation, rope: RopeParameters, positions: Numbers, factors: Weight | None = None
+    ) -> Activation:
         """Rotate each head's pairs by position * frequency (Su et al. 2021)."""
 
     def by_context(self, short: Weight, long: Weight, original: int) -> Weight:

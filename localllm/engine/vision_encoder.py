@@ -28,7 +28,7 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.table import PAGE
 
 if TYPE_CHECKING:
-    from localllm.arch.vision.resizing import Picture
+    from localllm.arch.vision.resizing import ResizableImage
 
 
 KV_TYPE = KVType.parse("f32")  # storage type of a run's keys and values
@@ -68,7 +68,7 @@ class VisionEncoder:
     def operations(self) -> list[Operation]:
         return [operation for part in self._parts for operation in part.recorder.operations]
 
-    def read(self, picture: "Picture") -> np.ndarray:
+    def read(self, picture: "ResizableImage") -> np.ndarray:
         """Encode an image that the family has preprocessed: float32 [rows, width of the language model].
 
         Raises ModelError for NaN or infinite values.
@@ -87,7 +87,7 @@ class VisionEncoder:
             except ModelError as error:
                 raise ModelError(f"{h.path}: {error}") from None
 
-    def encode_crops(self, pictures: "list[Picture]", size: tuple[int, int]) -> list[np.ndarray]:
+    def encode_crops(self, pictures: "list[ResizableImage]", size: tuple[int, int]) -> list[np.ndarray]:
         """Encode all crops of an image of that size, and combine them as the family does. Raises ModelError."""
         return self.hyperparameters.arrange([self.read(picture) for picture in pictures], size, self._weights)
 

@@ -5,7 +5,7 @@ window; attention's output is gated; norms also after attention and feed-forward
 """
 
 from localllm.arch.attention import (
-    LocalRopeTransformer,
+    LocalRopeTransformerHyperparameters,
     attend,
     normalize_heads,
     project_qkv,
@@ -13,23 +13,23 @@ from localllm.arch.attention import (
     read_windows,
 )
 from localllm.arch.decoder import apply_decoder
-from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weights, frozen
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, RopeParameters, Weights, frozen
 from localllm.arch.feed_forward import SIGMOID, apply_shared_expert, feed_forward_or_experts, read_own_routing
 
 PERIOD = 4  # of layers, the last of which has no RoPE, whether or not it has a window
 
 
 @frozen
-class AFMoE(LocalRopeTransformer):
+class AFMoEHyperparameters(LocalRopeTransformerHyperparameters):
     has_shared: bool  # whether there is a shared expert
 
-    def get_rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> RopeParameters | None:
         return None if (layer + 1) % PERIOD == 0 else super().get_rope(layer)
 
 
-def read(fields: HyperparameterReader) -> AFMoE:
-    common = AFMoE.read_shared_fields(fields, interleaved=False)
-    return AFMoE(
+def read(fields: HyperparameterReader) -> AFMoEHyperparameters:
+    common = AFMoEHyperparameters.read_shared_fields(fields, interleaved=False)
+    return AFMoEHyperparameters(
         **common,
         windows=read_windows(fields, PERIOD),
         local_rope=read_local_rope(fields, common["attention"].rope),
@@ -38,11 +38,11 @@ def read(fields: HyperparameterReader) -> AFMoE:
     )
 
 
-def forward(b: Builder, w: Weights, h: AFMoE) -> Activation:
+def forward(b: Builder, w: Weights, h: AFMoEHyperparameters) -> Activation:
     return apply_decoder(b, w, h, block, b.scale(b.embed(w.token_embd, b.ids), h.width**0.5))
 
 
-def block(b: Builder, w: Weights, h: AFMoE, state: PagedState, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: AFMoEHyperparameters, state: PagedState, x: Activation) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = project_qkv(b, w, h, state.layer, y)
     attended = attend(b, h, state, *normalize_heads(b, w, h, q, k), v)

@@ -9,9 +9,22 @@ from dataclasses import replace
 
 from localllm.arch.attention import scale_heads
 from localllm.arch.families.deepseek2 import attend_to_latents
-from localllm.arch.families.kimi_linear import KimiLinear, apply_delta_heads, read_kimi_hyperparameters, repeat_rates
+from localllm.arch.families.kimi_linear import (
+    KimiLinearHyperparameters,
+    apply_delta_heads,
+    read_kimi_hyperparameters,
+    repeat_rates,
+)
 from localllm.arch.families.step35 import make_limited_swiglu, read_limits
-from localllm.arch.family import Activation, Builder, HyperparameterReader, LatentState, Recurrent, Weights, frozen
+from localllm.arch.family import (
+    Activation,
+    Builder,
+    HyperparameterReader,
+    LatentState,
+    RecurrentLayerState,
+    Weights,
+    frozen,
+)
 from localllm.arch.feed_forward import (
     SIGMOID,
     SOFTMAX,
@@ -26,7 +39,7 @@ LOWEST = 1e3  # magnitude of a lower bound; e^-1000 is 0
 
 
 @frozen
-class Ling3(KimiLinear):
+class Ling3Hyperparameters(KimiLinearHyperparameters):
     """The hyperparameters of Ling 3.
 
     Attributes:
@@ -39,7 +52,7 @@ class Ling3(KimiLinear):
     limits: tuple[float, ...]
 
 
-def read(fields: HyperparameterReader) -> Ling3:
+def read(fields: HyperparameterReader) -> Ling3Hyperparameters:
     common, layers = read_kimi_hyperparameters(fields), fields.read_layer_count()
     lowest = fields.read_raw("kda.gate_lower_bound")
     if not isinstance(lowest, float) or not -LOWEST <= lowest < 0:
@@ -50,7 +63,7 @@ def read(fields: HyperparameterReader) -> Ling3:
     if function not in (SOFTMAX, SIGMOID):
         raise fields.make_value_error("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
     rope = add_sections(fields, replace(common["rope"], interleaved=read_sections(fields) is None))
-    return Ling3(
+    return Ling3Hyperparameters(
         **common | {"rope": rope},
         routing=read_own_routing(fields),
         lowest=lowest,
@@ -59,7 +72,9 @@ def read(fields: HyperparameterReader) -> Ling3:
     )
 
 
-def block(b: Builder, w: Weights, h: Ling3, state: LatentState | Recurrent, x: Activation) -> Activation:
+def block(
+    b: Builder, w: Weights, h: Ling3Hyperparameters, state: LatentState | RecurrentLayerState, x: Activation
+) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     if isinstance(state, LatentState):
         attended = attend_to_latents(b, w, h, state, y)

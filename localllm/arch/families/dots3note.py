@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from localllm.arch.attention import RMS_EPSILON, read_windows, scale_heads
 from localllm.arch.decoder import compute_logits
-from localllm.arch.families.deepseek2 import DeepSeek2, narrow_queries
+from localllm.arch.families.deepseek2 import DeepSeek2Hyperparameters, narrow_queries
 from localllm.arch.families.deepseek32 import (
     TYPES,
-    Indexer,
+    IndexerHyperparameters,
     attend_to_selected,
     find_index_state,
     read_indexer,
@@ -34,12 +34,12 @@ from localllm.arch.verbs import Routing
 
 
 @frozen
-class Dots3Note(Hyperparameters):
+class Dots3NoteHyperparameters(Hyperparameters):
     epsilon: float
     routing: Routing | None
-    latent: tuple[DeepSeek2, ...]  # of each layer
+    latent: tuple[DeepSeek2Hyperparameters, ...]  # of each layer
     windows: tuple[int | None, ...]
-    indexer: Indexer
+    indexer: IndexerHyperparameters
 
     def list_states(self) -> Sequence[LatentState]:
         sizes = [(h.latent + h.rope.dims, h.latent) for h in self.latent]
@@ -49,7 +49,7 @@ class Dots3Note(Hyperparameters):
         return [*latents, *self.indexer.list_states()]
 
 
-def read(fields: HyperparameterReader) -> Dots3Note:
+def read(fields: HyperparameterReader) -> Dots3NoteHyperparameters:
     common, epsilon = fields.read_common(), fields.read_epsilon(RMS_EPSILON)
     layers, heads = common["layers"], fields.read_counts("attention.head_count", fields.read_layer_count())
     windows = read_windows(fields, period=None)
@@ -59,21 +59,21 @@ def read(fields: HyperparameterReader) -> Dots3Note:
         raise fields.make_unsupported_error(f"{fields.format_key('rope.scaling.type')} must be linear or none")
     local = replace(rope, base=read_base(fields, "rope.freq_base_swa", None))
 
-    def latent(layer: int) -> DeepSeek2:
+    def latent(layer: int) -> DeepSeek2Hyperparameters:
         end, turn = ("_swa", local) if windows[layer] else ("", rope)
         key, value = (fields.read_count(f"attention.{side}_length_mla{end}") for side in ("key", "value"))
         if key <= rope.dims:
             raise fields.make_error(f"rope.dimension_count {rope.dims} must be below the key dimension, {key}")
         rank, of_keys = fields.read_count(f"attention.kv_lora_rank{end}"), key - rope.dims
         sizes = {"heads": heads[layer], "key_dim": of_keys, "value_dim": value, "latent": rank, "scale": key**-0.5}
-        return DeepSeek2(**common, **sizes, epsilon=epsilon, keeps_latent=True, rope=turn, routing=None)
+        return DeepSeek2Hyperparameters(**common, **sizes, epsilon=epsilon, keeps_latent=True, rope=turn, routing=None)
 
     indexer = read_indexer(fields, rope, False, chooses, needs_first=False)
     if indexer.layers != tuple(layer for layer, does in enumerate(chooses) if does):
         raise fields.make_error(
             f"{fields.format_key(TYPES)} must have an indexer in exactly the layers without a window"
         )
-    return Dots3Note(
+    return Dots3NoteHyperparameters(
         **common,
         epsilon=epsilon,
         routing=read_own_routing(fields),
@@ -83,7 +83,7 @@ def read(fields: HyperparameterReader) -> Dots3Note:
     )
 
 
-def forward(b: Builder, w: Weights, h: Dots3Note) -> Activation:
+def forward(b: Builder, w: Weights, h: Dots3NoteHyperparameters) -> Activation:
     x = b.embed(w.token_embd, b.ids)
     for state, latent in zip(h.list_layer_states(), h.latent, strict=True):
         block, index = w.get_layer(state.layer), find_index_state(h.indexer, state.layer)

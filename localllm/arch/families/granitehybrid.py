@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from localllm.arch.attention import RMS_EPSILON, attend, project_qkv, read_attention, select_rope_factors
 from localllm.arch.decoder import apply_decoder
-from localllm.arch.families.granite import HALVES, SHARED_HALVES, Granite, feed_forward, read_scales
+from localllm.arch.families.granite import HALVES, SHARED_HALVES, GraniteHyperparameters, feed_forward, read_scales
 from localllm.arch.families.mamba2 import Mamba2Sizes, apply_mamba2, read_state_space
 from localllm.arch.family import (
     Activation,
     Builder,
     HyperparameterReader,
     PagedState,
-    Recurrent,
+    RecurrentLayerState,
     Weight,
     Weights,
     frozen,
@@ -22,17 +22,17 @@ from localllm.arch.family import (
 
 
 @frozen
-class GraniteHybrid(Granite):
+class GraniteHybridHyperparameters(GraniteHyperparameters):
     space: Mamba2Sizes
 
-    def list_states(self) -> Sequence[PagedState | Recurrent]:  # type: ignore[override]
+    def list_states(self) -> Sequence[PagedState | RecurrentLayerState]:  # type: ignore[override]
         """Return the state of each layer: keys and values, or Mamba 2's."""
         return [state if state.kv_heads else self.space.get_state(state.layer) for state in super().list_states()]
 
 
-def read(fields: HyperparameterReader) -> GraniteHybrid:
+def read(fields: HyperparameterReader) -> GraniteHybridHyperparameters:
     attention = read_attention(fields, interleaved=True, every_layer=False)
-    return GraniteHybrid(
+    return GraniteHybridHyperparameters(
         **fields.read_common(),
         attention=attention,
         epsilon=fields.read_epsilon(RMS_EPSILON),
@@ -42,16 +42,21 @@ def read(fields: HyperparameterReader) -> GraniteHybrid:
     )
 
 
-def forward(b: Builder, w: Weights, h: GraniteHybrid) -> Activation:
+def forward(b: Builder, w: Weights, h: GraniteHybridHyperparameters) -> Activation:
     x = b.scale(b.embed(w.token_embd, b.ids), h.embedding_scale)
     return b.scale(apply_decoder(b, w, h, block, x, factors=select_rope_factors(b, w, h)), 1 / h.logit_scale)
 
 
 def block(
-    b: Builder, w: Weights, h: GraniteHybrid, state: PagedState | Recurrent, x: Activation, factors: Weight | None
+    b: Builder,
+    w: Weights,
+    h: GraniteHybridHyperparameters,
+    state: PagedState | RecurrentLayerState,
+    x: Activation,
+    factors: Weight | None,
 ) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
-    if isinstance(state, Recurrent):
+    if isinstance(state, RecurrentLayerState):
         w.require("ssm_norm")
         y = apply_mamba2(b, w, h.space, h.epsilon, state, y)
     else:

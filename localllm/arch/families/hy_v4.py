@@ -7,9 +7,9 @@ projections are clamped; RoPE rotates the end of an indexer's heads, and some fi
 from collections.abc import Sequence
 
 from localllm.arch.decoder import ignore_mtp_layers
-from localllm.arch.families.deepseek2 import DeepSeek2, narrow_queries, read_latent_attention
+from localllm.arch.families.deepseek2 import DeepSeek2Hyperparameters, narrow_queries, read_latent_attention
 from localllm.arch.families.deepseek32 import (
-    Indexer,
+    IndexerHyperparameters,
     attend_to_selected,
     find_index_state,
     read_indexer,
@@ -29,7 +29,7 @@ from localllm.arch.family import (
 )
 from localllm.arch.feed_forward import apply_shared_expert, feed_forward_or_experts, read_own_routing
 from localllm.arch.hyper_connections import (
-    ResidualStreams,
+    ResidualStreamHyperparameters,
     add_to_streams,
     compute_mixing_logits,
     concat_streams,
@@ -41,22 +41,22 @@ from localllm.arch.rope import read_rope
 
 
 @frozen
-class Hunyuan4(DeepSeek2):
+class Hunyuan4Hyperparameters(DeepSeek2Hyperparameters):
     """The hyperparameters of Hunyuan 4.
 
     Attributes:
         limits: by layer, the limit of experts' gates and up projections, 0 for none.
     """
 
-    streams: ResidualStreams
-    indexer: Indexer | None
+    streams: ResidualStreamHyperparameters
+    indexer: IndexerHyperparameters | None
     limits: tuple[float, ...]
 
     def list_states(self) -> Sequence[LatentState | PagedState]:
         return [*super().list_states(), *(self.indexer.list_states() if self.indexer else ())]
 
 
-def read(fields: HyperparameterReader) -> Hunyuan4:
+def read(fields: HyperparameterReader) -> Hunyuan4Hyperparameters:
     fields.read_count("attention.key_length_mla")
     common = read_latent_attention(fields)
     rope, layers = read_rope(fields, common["rope"].dims, True), common["layers"]
@@ -64,7 +64,7 @@ def read(fields: HyperparameterReader) -> Hunyuan4:
     indexer = None
     if fields.read_count("attention.indexer.top_k", 0):
         indexer = read_indexer(fields, rope, True, [0] * layers, at_end=True, epsilon=common["epsilon"])
-    return Hunyuan4(
+    return Hunyuan4Hyperparameters(
         **common,
         routing=read_own_routing(fields),
         streams=read_streams(fields),
@@ -73,7 +73,7 @@ def read(fields: HyperparameterReader) -> Hunyuan4:
     )
 
 
-def forward(b: Builder, w: Weights, h: Hunyuan4) -> Activation:
+def forward(b: Builder, w: Weights, h: Hunyuan4Hyperparameters) -> Activation:
     ignore_mtp_layers(b, w, h)
     streams, selected = [b.embed(w.token_embd, b.ids)] * h.streams.count, None
     for state in h.list_layer_states():
@@ -96,7 +96,7 @@ def forward(b: Builder, w: Weights, h: Hunyuan4) -> Activation:
     return b.linear(b.rms_norm(reduce_streams(b, h.streams, rows, gates), w.output_norm, h.epsilon), w.output)
 
 
-def feed_forward(b: Builder, w: Weights, h: Hunyuan4, layer: int, x: Activation) -> Activation:
+def feed_forward(b: Builder, w: Weights, h: Hunyuan4Hyperparameters, layer: int, x: Activation) -> Activation:
     """Apply a dense network, or experts with clamped gates and a shared one without clamping."""
     if not w.get("ffn_gate_inp", by_layer=True):
         return feed_forward_or_experts(b, w, h.routing, x, b.swiglu)

@@ -9,17 +9,17 @@ from localllm.arch.attention import attend, normalize_queries_and_keys, project_
 from localllm.arch.decoder import pool_texts
 from localllm.arch.encoder import embed_tokens, read_encoder_fields
 from localllm.arch.families.baichuan import ALIBI_BIAS
-from localllm.arch.families.bert import BERT, OTHER_HEADS
+from localllm.arch.families.bert import OTHER_HEADS, BERTHyperparameters
 from localllm.arch.families.mpt import compute_alibi_slopes
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
 from localllm.arch.feed_forward import apply_gated_feed_forward, apply_ungated_feed_forward
 
 
-def read(fields: HyperparameterReader) -> BERT:
-    return BERT(**read_encoder_fields(fields))
+def read(fields: HyperparameterReader) -> BERTHyperparameters:
+    return BERTHyperparameters(**read_encoder_fields(fields))
 
 
-def forward(b: Builder, w: Weights, h: BERT) -> Activation:
+def forward(b: Builder, w: Weights, h: BERTHyperparameters) -> Activation:
     x = b.layer_norm(embed_tokens(b, w), w.token_embd_norm, h.epsilon)
     for state in h.list_states():
         layer = w.get_layer(state.layer)
@@ -28,7 +28,7 @@ def forward(b: Builder, w: Weights, h: BERT) -> Activation:
     return pool_texts(b, w, h, x)
 
 
-def apply_attention(b: Builder, w: Weights, h: BERT, state: PagedState, x: Activation) -> Activation:
+def apply_attention(b: Builder, w: Weights, h: BERTHyperparameters, state: PagedState, x: Activation) -> Activation:
     """Add attention's output to x, and normalize once or twice."""
     q, k, v = project_qkv(b, w, h, state.layer, x)
     q, k = normalize_queries_and_keys(b, w, h, q, k)

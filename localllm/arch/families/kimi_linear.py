@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from localllm.arch.attention import RMS_EPSILON
-from localllm.arch.families.deepseek2 import DeepSeek2, attend_to_latents
+from localllm.arch.families.deepseek2 import DeepSeek2Hyperparameters, attend_to_latents
 from localllm.arch.family import (
     Activation,
     Builder,
     HyperparameterReader,
     LatentState,
-    Recurrent,
+    RecurrentLayerState,
     Weight,
     Weights,
     frozen,
@@ -25,7 +25,7 @@ from localllm.arch.rope import read_rope
 
 
 @frozen
-class KimiLinear(DeepSeek2):
+class KimiLinearHyperparameters(DeepSeek2Hyperparameters):
     """The hyperparameters of Kimi Linear.
 
     Attributes:
@@ -37,21 +37,21 @@ class KimiLinear(DeepSeek2):
     delta_dim: int
     taps: int
 
-    def list_states(self) -> Sequence[LatentState | Recurrent]:  # type: ignore[override]
+    def list_states(self) -> Sequence[LatentState | RecurrentLayerState]:  # type: ignore[override]
         """Return the state of each layer: latent rows, or the convolutions' last inputs and the heads' matrices."""
         columns, dim = self.heads * self.delta_dim, self.delta_dim
         shapes = (*[(self.taps - 1, columns)] * 3, (self.heads, dim, dim))
         rows = super().list_states()
-        return [rows[n] if self.attends[n] else Recurrent(n, shapes) for n in range(self.layers)]  # type: ignore[misc]
+        return [rows[n] if self.attends[n] else RecurrentLayerState(n, shapes) for n in range(self.layers)]  # type: ignore[misc]
 
 
-def read(fields: HyperparameterReader) -> KimiLinear:
+def read(fields: HyperparameterReader) -> KimiLinearHyperparameters:
     common, function = read_kimi_hyperparameters(fields), fields.read_count("expert_gating_func")
     if function not in (SOFTMAX, SIGMOID):
         raise fields.make_value_error("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
     rope = replace(common["rope"], unrotated=tuple(range(common["rope"].dims // 2)))
     scale = fields.read_number("expert_weights_scale", 0.0) or 1.0
-    return KimiLinear(**common | {"rope": rope}, routing=read_routing(fields, function, scale=scale))
+    return KimiLinearHyperparameters(**common | {"rope": rope}, routing=read_routing(fields, function, scale=scale))
 
 
 def read_kimi_hyperparameters(fields: HyperparameterReader) -> dict[str, Any]:
@@ -88,7 +88,9 @@ def read_kimi_hyperparameters(fields: HyperparameterReader) -> dict[str, Any]:
     }
 
 
-def block(b: Builder, w: Weights, h: KimiLinear, state: LatentState | Recurrent, x: Activation) -> Activation:
+def block(
+    b: Builder, w: Weights, h: KimiLinearHyperparameters, state: LatentState | RecurrentLayerState, x: Activation
+) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     y = (
         attend_to_latents(b, w, h, state, y)
@@ -102,7 +104,9 @@ def block(b: Builder, w: Weights, h: KimiLinear, state: LatentState | Recurrent,
     return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
 
 
-def apply_delta_attention(b: Builder, w: Weights, h: KimiLinear, state: Recurrent, x: Activation) -> Activation:
+def apply_delta_attention(
+    b: Builder, w: Weights, h: KimiLinearHyperparameters, state: RecurrentLayerState, x: Activation
+) -> Activation:
     """Compute the heads' outputs, normalized and gated."""
     w.require_biases("ssm_dt")
     steps = b.softplus(b.linear(b.linear(x, w.ssm_f_a), w.ssm_f_b), w.get_bias("ssm_dt"))
@@ -120,14 +124,14 @@ def compute_log_decays(b: Builder, w: Weights, h: Any, x: Activation) -> Activat
     return b.scale_columns(b.softplus(steps), rates)
 
 
-def repeat_rates(w: Weights, h: KimiLinear) -> Weight:
+def repeat_rates(w: Weights, h: KimiLinearHyperparameters) -> Weight:
     """Repeat each head's decay rate for every row of its matrix."""
     rates = w.require_bare("ssm_a")
     return rates.require_shape(*rates.shape[:-2], h.heads, 1).repeat(h.delta_dim)
 
 
 def apply_delta_heads(
-    b: Builder, w: Weights, h: Any, state: Recurrent, x: Activation, decays: Activation, gate: Activation,
+    b: Builder, w: Weights, h: Any, state: RecurrentLayerState, x: Activation, decays: Activation, gate: Activation,
     epsilon: float | None = None,
 ) -> Activation:  # fmt: skip
     """Compute the heads' outputs from decays and a gate, [tokens, heads * delta_dim].
@@ -149,7 +153,7 @@ def apply_delta_heads(
 
 
 def apply_kimi_delta(
-    b: Builder, qkv: Sequence[Activation], w: Activation, strength: Activation, state: Recurrent, number: int
+    b: Builder, qkv: Sequence[Activation], w: Activation, strength: Activation, state: RecurrentLayerState, number: int
 ) -> Activation:
     """Apply Kimi Delta Attention, h = diag(w) h, then h = h + k (strength * (v - k h))^T, y = q h.
 

@@ -7,7 +7,7 @@ dimensions apart.
 """
 
 from localllm.arch.attention import (
-    LocalRopeTransformer,
+    LocalRopeTransformerHyperparameters,
     attend,
     gate_heads,
     normalize_heads,
@@ -19,10 +19,10 @@ from localllm.arch.family import Activation, Builder, HyperparameterReader, Page
 from localllm.arch.feed_forward import SIGMOID, apply_shared_expert, feed_forward_or_experts, read_own_routing
 
 
-def read(fields: HyperparameterReader) -> LocalRopeTransformer:
-    common = LocalRopeTransformer.read_shared_fields(fields, interleaved=False)
+def read(fields: HyperparameterReader) -> LocalRopeTransformerHyperparameters:
+    common = LocalRopeTransformerHyperparameters.read_shared_fields(fields, interleaved=False)
     local_rope = read_local_rope_dims(fields, common["attention"].rope)
-    return LocalRopeTransformer(
+    return LocalRopeTransformerHyperparameters(
         **common,
         windows=read_windows(fields, period=4, default=0, all_first=True),
         local_rope=local_rope.remove_scaling(local_rope.base),
@@ -30,7 +30,9 @@ def read(fields: HyperparameterReader) -> LocalRopeTransformer:
     )
 
 
-def block(b: Builder, w: Weights, h: LocalRopeTransformer, state: PagedState, x: Activation) -> Activation:
+def block(
+    b: Builder, w: Weights, h: LocalRopeTransformerHyperparameters, state: PagedState, x: Activation
+) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = project_qkv(b, w, h, state.layer, y)
     q, k = normalize_heads(b, w, h, q, k)

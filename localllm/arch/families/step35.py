@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from localllm.arch.attention import (
-    LocalRopeTransformer,
+    LocalRopeTransformerHyperparameters,
     attend,
     gate_heads,
     normalize_heads,
@@ -27,7 +27,7 @@ LEAST_LIMIT = 0.3  # above the magnitude of SiLU's negative values
 
 
 @frozen
-class Step35(LocalRopeTransformer):
+class Step35Hyperparameters(LocalRopeTransformerHyperparameters):
     """The hyperparameters of Step 3.5.
 
     Attributes:
@@ -39,8 +39,8 @@ class Step35(LocalRopeTransformer):
     limits: tuple[float, ...]
 
 
-def read(fields: HyperparameterReader) -> Step35:
-    common = Step35.read_shared_fields(fields, interleaved=False)
+def read(fields: HyperparameterReader) -> Step35Hyperparameters:
+    common = Step35Hyperparameters.read_shared_fields(fields, interleaved=False)
     attention, layers = common["attention"], fields.read_layer_count()
     rope = attention.rope
     if rope.yarn or rope.by_factors or rope.dims % 4:
@@ -52,7 +52,7 @@ def read(fields: HyperparameterReader) -> Step35:
             f"{fields.format_key('rope.dimension_count_swa')} is not supported in {fields.arch} models"
         )
     common["attention"] = replace(attention, rope=replace(rope, dims=rope.dims // 2))
-    return Step35(
+    return Step35Hyperparameters(
         **common,
         windows=read_windows(fields, period=None),
         local_rope=rope.remove_scaling(read_base(fields, "rope.freq_base_swa", 10000.0)),
@@ -73,7 +73,7 @@ def read_limits(fields: HyperparameterReader, name: str, layers: int) -> tuple[f
     return tuple(limits)
 
 
-def forward(b: Builder, w: Weights, h: Step35) -> Activation:
+def forward(b: Builder, w: Weights, h: Step35Hyperparameters) -> Activation:
     w.require("output")
     factors, pairs = select_rope_factors(b, w, h), h.attention.rope.dims // 2
     if factors and factors.shape != (pairs,):  # some files have factors for whole heads
@@ -81,7 +81,9 @@ def forward(b: Builder, w: Weights, h: Step35) -> Activation:
     return apply_decoder(b, w, h, block, factors=factors)
 
 
-def block(b: Builder, w: Weights, h: Step35, state: PagedState, x: Activation, factors: Weight | None) -> Activation:
+def block(
+    b: Builder, w: Weights, h: Step35Hyperparameters, state: PagedState, x: Activation, factors: Weight | None
+) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = project_qkv(b, w, h, state.layer, y)
     if w.get("attn_q_norm") or w.get("attn_k_norm"):

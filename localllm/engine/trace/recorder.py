@@ -12,7 +12,7 @@ import numpy as np
 
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import LatentState, PagedState
-from localllm.arch.rope import Rope
+from localllm.arch.rope import RopeParameters
 from localllm.arch.verbs import FULL_ATTENTION, AttentionScores
 from localllm.arch.weights import Weights, remove_other_parts
 from localllm.engine.lower.activation import Activation
@@ -101,7 +101,7 @@ def trace_model(
 class AngleTable(NamedTuple):
     """Cosines and sines of a RoPE whose frequencies are divided by divisors, float32 [tokens, 2, pairs]."""
 
-    rope: Rope
+    rope: RopeParameters
     divisors: np.ndarray | None
     table: np.ndarray
 
@@ -122,7 +122,7 @@ class TabulatedRecorder(Recorder):
         super().__init__(hyperparameters, context)
         self.angles, self._tokens = list[AngleTable](), tokens
 
-    def _tabulate_angles(self, rope: Rope, divisors: np.ndarray | None) -> np.ndarray:
+    def _tabulate_angles(self, rope: RopeParameters, divisors: np.ndarray | None) -> np.ndarray:
         for angles in self.angles:
             if angles.rope == rope and list_divisors(angles.divisors) == list_divisors(divisors):
                 return angles.table

@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from localllm.arch import load_architecture
-from localllm.arch.attention import Transformer
+from localllm.arch.attention import TransformerHyperparameters
 from localllm.arch.decoder import NONE, has_mtp_layer, read_pooling
 from localllm.arch.family import DraftingFamily
 from localllm.arch.hyperparameters import RANK, Hyperparameters
@@ -170,7 +170,7 @@ def describe_problem(file: GGUFFile, validity: ValidationResult) -> str | None:
 
 def count_heads(h: Hyperparameters | None, name: str) -> int | None:
     """Return the maximum head count of any layer, or None for models without attention."""
-    return max(getattr(h.attention, name)) if isinstance(h, Transformer) else None
+    return max(getattr(h.attention, name)) if isinstance(h, TransformerHyperparameters) else None
 
 
 def is_embedding_model(h: Hyperparameters) -> bool:

@@ -24,11 +24,11 @@ from localllm.arch.layer_state import (
     KVType,
     LatentState,
     PagedState,
-    Recurrent,
+    RecurrentLayerState,
     count_cache_bytes,
     count_window_tokens,
 )
-from localllm.arch.vision.llava import CuttingRules, find_newline, get_newline_values
+from localllm.arch.vision.llava import TilingRules, find_newline, get_newline_values
 from localllm.arch.vision.pixtral import project
 from localllm.arch.vision.vit import apply_activation, apply_feed_forward, to_matrix, transpose
 from localllm.arch.weights import Weight, Weights
@@ -397,15 +397,15 @@ def test_matrices_of_encoders_are_transposed_and_flattened():
 
 
 def test_newline_embeddings_must_have_the_width_of_rows():
-    whole = CuttingRules(((2, 2),), True)
+    whole = TilingRules(((2, 2),), True)
     for name in ("v.image_newline", "model.image_newline"):
         w = Weights({name: tensor(name, 3)})
-        assert find_newline(w, CuttingRules(), 3).name == name and get_newline_values(w, whole, 3).tolist() == [0, 1, 2]
+        assert find_newline(w, TilingRules(), 3).name == name and get_newline_values(w, whole, 3).tolist() == [0, 1, 2]
         with pytest.raises(ModelError, match=r"must have the shape \[4\] \(found \[3\]\)"):
             find_newline(w, whole, 4)
     assert (
-        find_newline(Weights({}), CuttingRules(), 3) is None
-        and get_newline_values(Weights({}), CuttingRules(), 3).tolist() == [0] * 3
+        find_newline(Weights({}), TilingRules(), 3) is None
+        and get_newline_values(Weights({}), TilingRules(), 3).tolist() == [0] * 3
     )
     with pytest.raises(ModelError, match=r"^the model has no tensor v\.image_newline$"):
         find_newline(Weights({}), whole, 3)
@@ -438,7 +438,7 @@ def test_cache_sizes_follow_from_types_windows_and_states():
     assert PagedState(0, 2, 64, 32, window=8).count_bytes(5000, full) == 1032 * 2 * 4 * 96
     assert (latent.count_bytes(10, full), latent.count_bytes(10, mixed)) == (10 * 4 * 96, 10 * 102)
     assert LatentState(1, 96, 64, window=8).count_bytes(5000, full) == 1032 * 4 * 96
-    states = Recurrent(2, ((3, 4), (5,)))
+    states = RecurrentLayerState(2, ((3, 4), (5,)))
     assert states.count_bytes(1, full) == states.count_bytes(5000, mixed) == 4 * 17
     assert count_cache_bytes([keys_and_values, latent, states], 10, full) == 7680 + 3840 + 68
     assert (keys_and_values.chunked, keys_and_values.window, latent.is_index, latent.period, latent.window) == (

@@ -12,7 +12,7 @@ from localllm.arch.vision import clip, idefics3, internvl, lfm2vl, llava, pixtra
 from localllm.arch.vision.any_size import compute_area_weights, compute_corner_weights, read_any_size
 from localllm.arch.vision.hyperparameters import group_in_squares, read_activation, read_rgb, read_vision, to_patches
 from localllm.arch.vision.lfm2vl import choose_grid
-from localllm.arch.vision.llava import CuttingRules, arrange_rows, read_anyres, remove_bars
+from localllm.arch.vision.llava import TilingRules, arrange_rows, read_anyres, remove_bars
 from localllm.arch.vision.resizing import (
     BICUBIC,
     BILINEAR,
@@ -134,9 +134,9 @@ def fields_of(**values: Any) -> HyperparameterReader:
 
 def test_llava_sizes_are_read_from_the_metadata():
     sizes = np.array([336, 672, 672, 336], np.int32)
-    assert read_anyres(fields_of(), 336) == CuttingRules()
+    assert read_anyres(fields_of(), 336) == TilingRules()
     flat = read_anyres(fields_of(vision__image_grid_pinpoints=sizes), 336)
-    assert flat == CuttingRules(((336, 672), (672, 336)))
+    assert flat == TilingRules(((336, 672), (672, 336)))
     unpadded = {"vision__image_grid_pinpoints": sizes, "vision__mm_patch_merge_type": "spatial_unpad"}
     assert read_anyres(fields_of(**unpadded), 336).is_unpadded
     assert len(read_anyres(fields_of(vision__image_grid_pinpoints=np.array([6, 6, 36, 1])), 1).sizes) == 2
@@ -160,10 +160,10 @@ def test_tiles_become_lines_with_an_end_each():
     """Two tiles beside each other, of 2 by 2 patches each, become lines of four."""
     rows = [np.full((4, 1), -1.0), np.arange(4.0)[:, None], np.arange(4.0, 8)[:, None]]
     newline = np.array([9.0])
-    how = CuttingRules(((20, 10),), True)
+    how = TilingRules(((20, 10),), True)
     values = arrange_rows(rows, (20, 10), how, 10, newline)[:, 0].tolist()
     assert values == [-1, -1, -1, -1, 0, 1, 4, 5, 9, 2, 3, 6, 7, 9]
-    assert arrange_rows(rows, (20, 10), CuttingRules(((20, 10),)), 10, newline)[:, 0].tolist() == [-1] * 4 + [*range(8)]
+    assert arrange_rows(rows, (20, 10), TilingRules(((20, 10),)), 10, newline)[:, 0].tolist() == [-1] * 4 + [*range(8)]
 
 
 # ---- positions, pixels, what a file says
@@ -267,7 +267,7 @@ def test_projectors_have_defaults_by_family():
     assert idefics3.read(fields_of(**SEEING)).longest == 0 and pixtral.read(fields_of(**SEEING | ONE)).merge == 1
     assert qwen2vl.read(fields_of(**SEEING | ONE)).merge == lfm2vl.read(fields_of(**SEEING | ONE)).merge == 2
     llava_defaults = llava.read(fields_of(**SEEING))
-    assert (llava_defaults.seen, llava_defaults.cuts, llava_defaults.most_patches) == (3, CuttingRules(), 17)
+    assert (llava_defaults.seen, llava_defaults.cuts, llava_defaults.most_patches) == (3, TilingRules(), 17)
     for width, layers, rms in ((3200, 45, True), (3200, 44, False), (3204, 45, False)):
         large = {"vision__embedding_length": width, "vision__block_count": layers}
         assert internvl.read(fields_of(**SEEING | large)).rms is rms

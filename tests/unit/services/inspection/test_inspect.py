@@ -119,7 +119,7 @@ def test_inspect_tells_what_a_model_computes_of_a_text(
 
 
 def test_the_maximum_of_heads_over_the_layers_is_reported(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(inspect, "Transformer", SimpleNamespace)
+    monkeypatch.setattr(inspect, "TransformerHyperparameters", SimpleNamespace)
     h: Any = SimpleNamespace(attention=SimpleNamespace(heads=[8, 16, 4], kv_heads=[1, 2]))
     assert (
         inspect.count_heads(h, "heads"),
