@@ -1,4 +1,4 @@
-"""Attention of most families: its hyperparameters, and the steps from its input to its output."""
+"""Compute grouped-query attention, as most families have it, from the layer's input to the heads' outputs."""
 
 from collections.abc import Sequence
 from dataclasses import field, replace
@@ -20,7 +20,7 @@ RMS_EPSILON, LAYER_EPSILON = "attention.layer_norm_rms_epsilon", "attention.laye
 
 @frozen
 class AttentionHyperparameters:
-    """Grouped-query attention: the head counts of each layer, with one head dimension for all."""
+    """Head counts by layer, head dimensions and RoPE of grouped-query attention."""
 
     heads: tuple[int, ...]
     kv_heads: tuple[int, ...]
@@ -56,7 +56,7 @@ def read_attention(
 
 @frozen
 class TransformerHyperparameters(Hyperparameters):
-    """A model with attention in every layer."""
+    """Hyperparameters of a model that has attention in every layer."""
 
     attention: AttentionHyperparameters
     epsilon: float  # of its norms
@@ -71,7 +71,7 @@ class TransformerHyperparameters(Hyperparameters):
         rotates_all: bool = False,
         own_values: bool = False,
     ) -> dict[str, Any]:
-        """Read the fields that all families have in common. Raises ModelError.
+        """Read the arguments that all subclasses share, by their names. Raises ModelError.
 
         rotates_all: refuse a file whose RoPE does not rotate whole heads.
         """
@@ -79,7 +79,7 @@ class TransformerHyperparameters(Hyperparameters):
         if rotates_all and attention.rope.dims != attention.head_dim:
             problem = f"must be {attention.head_dim}, the head dimension (found {attention.rope.dims})"
             raise fields.make_error(f"{fields.format_key('rope.dimension_count')} {problem}")
-        return {**fields.read_common(), "attention": attention, "epsilon": fields.read_epsilon(epsilon)}
+        return {**fields.read_common_fields(), "attention": attention, "epsilon": fields.read_epsilon(epsilon)}
 
     @property
     def scale(self) -> float:
@@ -91,7 +91,7 @@ class TransformerHyperparameters(Hyperparameters):
         return None
 
     def get_lookahead(self, layer: int) -> int:
-        """Return how many later tokens a token attends to in a layer."""
+        """Return the number of later tokens that a token attends to, 0 in a causal layer."""
         return 0
 
     def get_rope(self, layer: int) -> RopeParameters | None:
@@ -109,10 +109,10 @@ class TransformerHyperparameters(Hyperparameters):
 
 @frozen
 class WindowedTransformerHyperparameters(TransformerHyperparameters):
-    """A model whose layers may have attention windows.
+    """Hyperparameters of a model with sliding attention windows in some layers.
 
     Attributes:
-        windows: by layer, in tokens, None for all tokens.
+        windows: each layer's window in tokens; None attends to all earlier tokens.
     """
 
     windows: tuple[int | None, ...]
@@ -123,7 +123,7 @@ class WindowedTransformerHyperparameters(TransformerHyperparameters):
 
 @frozen
 class LocalRopeTransformerHyperparameters(WindowedTransformerHyperparameters):
-    """A model whose layers with a window have another RoPE, `local_rope`."""
+    """Hyperparameters of a model whose windowed layers rotate by `local_rope`, the others by `attention.rope`."""
 
     local_rope: RopeParameters
 
@@ -132,7 +132,7 @@ class LocalRopeTransformerHyperparameters(WindowedTransformerHyperparameters):
 
 
 def read_local_rope(fields: HyperparameterReader, rope: RopeParameters) -> RopeParameters:
-    """Read the RoPE of layers with a window: the given one, with another base if the file has one.
+    """Return the RoPE of windowed layers: `rope`, with the base of rope.freq_base_swa if the file has it.
 
     Raises ModelError.
     """
@@ -140,7 +140,7 @@ def read_local_rope(fields: HyperparameterReader, rope: RopeParameters) -> RopeP
 
 
 def read_local_rope_dims(fields: HyperparameterReader, rope: RopeParameters) -> RopeParameters:
-    """Read the RoPE of layers with a window, which may rotate another number of dimensions.
+    """Read the RoPE of windowed layers like read_local_rope, and rope.dimension_count_swa.
 
     Raises ModelError.
     """
@@ -192,7 +192,7 @@ def select_rope_factors(b: Builder, w: Weights, h: TransformerHyperparameters) -
         return factors
     if w.get("rope_factors_short") or w.get("rope_factors_long"):
         short, long = w.rope_factors_short, w.rope_factors_long
-        return b.by_context(short, long.require_shape(*short.shape), h.attention.rope.original_context)
+        return b.select_by_context(short, long.require_shape(*short.shape), h.attention.rope.original_context)
     return None
 
 
@@ -206,9 +206,9 @@ def attend(
     factors: Weight | None = None,
     **scores: Any,
 ) -> Activation:
-    """Rotate queries and keys, and attend.
+    """Rotate queries and keys, and compute the heads' outputs, [tokens, heads * value_dim].
 
-    scores: further fields of Scores.
+    scores: fields of AttentionScores that the hyperparameters do not have.
     """
     q, k = rotate_heads(b, h, state.layer, q, k, factors)
     heads, lookahead = h.attention.heads[state.layer], h.get_lookahead(state.layer)

@@ -33,10 +33,10 @@ __all__ = [
 
 
 class Family(Protocol):
-    """A module of arch/families/.
+    """Functions of a module of arch/families/.
 
-    Most have a function `block` that applies one layer, for localllm.arch.decoder; `forward` may then be missing, if
-    nothing but such layers stands between the embeddings and the final norm.
+    A module may have `block`, which applies one layer, instead of `forward`; load_family then adds a `forward` of
+    embeddings, those layers and the final norm.
     """
 
     def read(self, fields: HyperparameterReader, /) -> Hyperparameters:

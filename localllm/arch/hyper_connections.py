@@ -15,14 +15,14 @@ from localllm.frozen import frozen
 
 @frozen
 class ResidualStreamHyperparameters:
-    """The constants of residual streams."""
+    """The count of residual streams and the constants of their mixing weights."""
 
     count: int
     epsilon: float  # added to every weight
     magnitude: float  # factor of the weights for adding
 
 
-def read_streams(fields: HyperparameterReader) -> ResidualStreamHyperparameters:
+def read_residual_streams(fields: HyperparameterReader) -> ResidualStreamHyperparameters:
     """Read the hyper_connection.* keys. Raises ModelError."""
     epsilon, magnitude = (fields.read_number(f"hyper_connection.{name}") for name in ("epsilon", "magnitude"))
     return ResidualStreamHyperparameters(fields.read_count("hyper_connection.count"), epsilon, magnitude)

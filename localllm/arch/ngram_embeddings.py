@@ -41,7 +41,7 @@ class NgramEmbeddingHyperparameters:
         return [((self.taps - 1) * self.length, columns), *[(1, 1)] * (self.length - 1)]
 
 
-def read_ngrams(
+def read_ngram_embeddings(
     fields: HyperparameterReader, attends: tuple[bool, ...], number: int
 ) -> NgramEmbeddingHyperparameters | None:
     """Read the ple.* keys, None for a model without them. Raises ModelError.

@@ -102,7 +102,7 @@ def read_base(fields: HyperparameterReader, name: str, default: float | None) ->
 
 
 def compute_yarn_magnitude(factor: float, multiplier: float = 1.0) -> float:
-    """Return YaRN's attention factor for a stretched context (Peng et al. 2023)."""
+    """Return YaRN's attention factor, 0.1 * multiplier * ln(factor) + 1 for factors above 1 (Peng et al. 2023)."""
     return 1 + 0.1 * multiplier * math.log(max(factor, 1.0))
 
 
@@ -125,7 +125,7 @@ def read_sections(fields: HyperparameterReader) -> list[int] | None:
 
 
 def add_sections(fields: HyperparameterReader, rope: RopeParameters, interleaved: bool = False) -> RopeParameters:
-    """Return RoPE with the file's sections, or unchanged if it has none. Raises ModelError.
+    """Return a copy with the M-RoPE sections of the file; return `rope` itself if the file has none. Raises ModelError.
 
     interleaved: pairs alternate between the axes until an axis has used up its section (interleaved M-RoPE).
     """

@@ -53,7 +53,11 @@ def read_rwkv(fields: HyperparameterReader, ranks: Sequence[str]) -> RwkvHyperpa
 
     ranks: the metadata keys that hold the sizes of low-rank matrices.
     """
-    is_rwkv, common, head_dim = fields.arch.startswith("rwkv") and "qwen" not in fields.arch, fields.read_common(), 0
+    is_rwkv, common, head_dim = (
+        fields.arch.startswith("rwkv") and "qwen" not in fields.arch,
+        fields.read_common_fields(),
+        0,
+    )
     if common["width"] % (head_dim := fields.read_count("wkv.head_size")):
         raise fields.make_error(f"embedding_length {common['width']} is not divisible by the head size {head_dim}")
     if fields.read_count("token_shift_count", 2) != 1 + is_rwkv:
@@ -76,21 +80,21 @@ def read_rwkv(fields: HyperparameterReader, ranks: Sequence[str]) -> RwkvHyperpa
 Mix = Callable[[Builder, Weights, RwkvHyperparameters, RecurrentLayerState, Activation], Activation]  # a sublayer
 
 
-def run_decoder(b: Builder, w: Weights, h: RwkvHyperparameters, time_mix: Mix, channel_mix: Mix) -> Activation:
+def run_decoder(b: Builder, w: Weights, h: RwkvHyperparameters, apply_time_mix: Mix, channel_mix: Mix) -> Activation:
     """Compute the logits of the requested tokens."""
     if not h.has_own_network:
-        return apply_decoder(b, w, h, apply_block, mixes=(time_mix, apply_gated_network))
+        return apply_decoder(b, w, h, apply_block, mixes=(apply_time_mix, apply_gated_network))
     w.require_biases("token_embd_norm")
     x = b.layer_norm(b.embed(w.token_embd, b.ids), w.token_embd_norm, h.epsilon)
-    return apply_decoder(b, w, h, apply_block, x, make_final_layer_norm(b, w, h), mixes=(time_mix, channel_mix))  # type: ignore[arg-type]
+    return apply_decoder(b, w, h, apply_block, x, make_final_layer_norm(b, w, h), mixes=(apply_time_mix, channel_mix))  # type: ignore[arg-type]
 
 
 def apply_block(
     b: Builder, w: Weights, h: RwkvHyperparameters, state: RecurrentLayerState, x: Activation, mixes: tuple[Mix, Mix]
 ) -> Activation:
     """Apply one layer: two sublayers, each added to the residual stream."""
-    time_mix, channel_mix = mixes
-    x = b.add(x, time_mix(b, w, h, state, apply_norm(b, w, h, "attn_norm", x)))
+    apply_time_mix, channel_mix = mixes
+    x = b.add(x, apply_time_mix(b, w, h, state, apply_norm(b, w, h, "attn_norm", x)))
     x = b.add(
         x, channel_mix(b, w, h, state, apply_norm(b, w, h, "attn_norm_2" if h.has_own_network else "ffn_norm", x))
     )

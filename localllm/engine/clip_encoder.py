@@ -83,7 +83,7 @@ def trace_programs(file: GGUFFile, pair: clip.ClipEncoders) -> list[TracedProgra
     try:
         for tower, vector, h in parts:
             traced += [
-                trace_program(tower, file, h, h.most_patches, h.input_width),
+                trace_program(tower, file, h, h.max_patches, h.input_width),
                 trace_program(vector, file, h, 1, h.width),
             ]
             if traced[-1].width != h.out:

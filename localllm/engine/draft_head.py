@@ -64,7 +64,7 @@ class DraftHeadSource(NamedTuple):
 def select_mtp_layer(file: GGUFFile, model: DraftingFamily, h: Hyperparameters) -> DraftHeadSource:
     """Return the first multi-token prediction layer of a model file that has one."""
     weights = Weights(file.tensors)
-    names = [weight.name for weight in weights.get_layer(h.layers).list_all()]
+    names = [weight.name for weight in weights.get_layer(h.layers).list_weights()]
     return DraftHeadSource(file.path, h, get_mtp_state(h), h.width, (), weights, model.draft, None, names)
 
 

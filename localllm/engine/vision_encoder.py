@@ -1,7 +1,7 @@
 """Run vision encoders, which process each image whole and keep no state.
 
 The transformer and the projector are two programs, built when the first image is encoded. Between them NumPy gathers
-the transformer's rows (`family.gather`).
+the transformer's rows (`family.merge_patches`).
 """
 
 from collections.abc import Callable
@@ -82,7 +82,7 @@ class VisionEncoder:
                 encoded = tower.run(
                     h.compute_rows(picture, self._weights), h.compute_rotary_positions(grid), h.find_window_ends(grid)
                 )
-                encoded = self.family.gather(h, encoded, grid)
+                encoded = self.family.merge_patches(h, encoded, grid)
                 return h.insert_breaks(project.run(encoded), grid, self._weights)
             except ModelError as error:
                 raise ModelError(f"{h.path}: {error}") from None
@@ -100,8 +100,8 @@ class VisionEncoder:
 def trace_programs(file: GGUFFile, family: ModuleType, h: VisionHyperparameters) -> tuple[TracedProgram, TracedProgram]:
     """Trace the transformer and the projector of a file. Raises ModelError."""
     try:
-        tower = trace_program(family.encode, file, h, h.most_patches, h.input_width)
-        count, together = family.gather(h, np.zeros((h.most_patches, 1), np.float32), h.most_grid).shape
+        tower = trace_program(family.encode, file, h, h.max_patches, h.input_width)
+        count, together = family.merge_patches(h, np.zeros((h.max_patches, 1), np.float32), h.max_grid).shape
         project = trace_program(family.project, file, h, count, together * tower.width)
         project.recorder.use(tower.recorder)
         project.recorder.require_all_used(file.tensors)

@@ -14,7 +14,7 @@ from localllm.arch.attention import (
 )
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, RopeParameters, Weights, frozen
-from localllm.arch.feed_forward import SIGMOID, apply_shared_expert, feed_forward_or_experts, read_own_routing
+from localllm.arch.feed_forward import SIGMOID, apply_feed_forward_or_experts, apply_shared_expert, read_file_routing
 
 PERIOD = 4  # of layers, the last of which has no RoPE, whether or not it has a window
 
@@ -33,7 +33,7 @@ def read(fields: HyperparameterReader) -> AFMoEHyperparameters:
         **common,
         windows=read_windows(fields, PERIOD),
         local_rope=read_local_rope(fields, common["attention"].rope),
-        routing=read_own_routing(fields, SIGMOID),
+        routing=read_file_routing(fields, SIGMOID),
         has_shared=fields.read_count("expert_shared_count", 0) > 0,
     )
 
@@ -51,7 +51,7 @@ def block(b: Builder, w: Weights, h: AFMoEHyperparameters, state: PagedState, x:
     if w.get("ffn_gate_inp", by_layer=True):
         w.require_biases("exp_probs_b")
     y, beside = b.rms_norm(x, w.ffn_norm, h.epsilon), apply_shared_expert if h.has_shared else None
-    y = feed_forward_or_experts(b, w, h.routing, y, b.swiglu, beside)
+    y = apply_feed_forward_or_experts(b, w, h.routing, y, b.swiglu, beside)
     return b.add(x, b.rms_norm(y, w.post_ffw_norm, h.epsilon))
 
 

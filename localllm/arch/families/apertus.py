@@ -36,13 +36,13 @@ class ApertusHyperparameters(TransformerHyperparameters):
 def read(fields: HyperparameterReader) -> ApertusHyperparameters:
     shared = ApertusHyperparameters.read_shared_fields(fields, interleaved=False)
     of_xielu = MetadataReader(fields.metadata, "xielu.", fields.path)
-    alpha_p, alpha_n, beta, epsilon = (read_by_layer(of_xielu, name, shared["layers"]) for name in NAMES)
+    alpha_p, alpha_n, beta, epsilon = (read_per_layer(of_xielu, name, shared["layers"]) for name in NAMES)
     alpha_p, alpha_n = np.logaddexp(0, alpha_p), beta + np.logaddexp(0, alpha_n)
     xielu = np.stack((alpha_p, alpha_n, beta, epsilon), axis=1).tolist()
     return ApertusHyperparameters(**shared, xielu=tuple(tuple(of_layer) for of_layer in xielu))
 
 
-def read_by_layer(fields: MetadataReader, name: str, layers: int) -> np.ndarray:
+def read_per_layer(fields: MetadataReader, name: str, layers: int) -> np.ndarray:
     """Read one number per layer; a single one applies to all. Raises ModelError."""
     value = fields.read_raw(name)
     numbers = np.full(layers, value) if isinstance(value, float) else value

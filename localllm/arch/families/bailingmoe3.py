@@ -15,7 +15,7 @@ from localllm.arch.families.kimi_linear import (
     read_kimi_hyperparameters,
     repeat_rates,
 )
-from localllm.arch.families.step35 import make_limited_swiglu, read_limits
+from localllm.arch.families.step35 import make_limited_swiglu, read_activation_limits
 from localllm.arch.family import (
     Activation,
     Builder,
@@ -29,9 +29,9 @@ from localllm.arch.feed_forward import (
     SIGMOID,
     SOFTMAX,
     Gate,
+    apply_feed_forward_or_experts,
     apply_shared_expert,
-    feed_forward_or_experts,
-    read_own_routing,
+    read_file_routing,
 )
 from localllm.arch.rope import add_sections, read_sections
 
@@ -65,10 +65,10 @@ def read(fields: HyperparameterReader) -> Ling3Hyperparameters:
     rope = add_sections(fields, replace(common["rope"], interleaved=read_sections(fields) is None))
     return Ling3Hyperparameters(
         **common | {"rope": rope},
-        routing=read_own_routing(fields),
+        routing=read_file_routing(fields),
         lowest=lowest,
-        expert_limits=read_limits(fields, "swiglu_clamp_exp", layers),
-        limits=read_limits(fields, "swiglu_clamp_shexp", layers),
+        expert_limits=read_activation_limits(fields, "swiglu_clamp_exp", layers),
+        limits=read_activation_limits(fields, "swiglu_clamp_shexp", layers),
     )
 
 
@@ -80,7 +80,7 @@ def block(
         attended = attend_to_latents(b, w, h, state, y)
         attended = scale_heads(b, attended, b.sigmoid(b.linear(y, w.attn_gate)), h.heads, h.value_dim)
     else:
-        steps = b.add_vector(b.linear(y, w.ssm_f_a), w.require_bare("ssm_dt.bias"))
+        steps = b.add_vector(b.linear(y, w.ssm_f_a), w.require_exact("ssm_dt.bias"))
         decays = b.exponential(b.scale(b.sigmoid(b.scale_columns(steps, repeat_rates(w, h))), h.lowest))
         attended = apply_delta_heads(b, w, h, state, y, decays, b.linear(y, w.ssm_g_a))
     x = b.add(x, b.linear(attended, w.attn_output))
@@ -92,4 +92,4 @@ def block(
     def beside(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
         return apply_shared_expert(b, w, x, of_others)
 
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, of_experts if is_mixture else of_others, beside))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, y, of_experts if is_mixture else of_others, beside))

@@ -17,7 +17,7 @@ from localllm.arch.family import (
     Weights,
     frozen,
 )
-from localllm.arch.feed_forward import SIGMOID, apply_shared_expert, feed_forward_or_experts, read_own_routing
+from localllm.arch.feed_forward import SIGMOID, apply_feed_forward_or_experts, apply_shared_expert, read_file_routing
 
 
 @frozen
@@ -48,7 +48,7 @@ def read(fields: HyperparameterReader) -> Cohere2MoEHyperparameters:
         centered=centered,
         dense=fields.read_count("leading_dense_block_count", 0),
         has_shared=fields.read_count("expert_shared_count", 0) > 0,
-        routing=read_own_routing(fields, SIGMOID),
+        routing=read_file_routing(fields, SIGMOID),
     )
 
 
@@ -65,7 +65,7 @@ def block(b: Builder, w: Weights, h: Cohere2MoEHyperparameters, state: PagedStat
     y, both = apply_norm(b, h, x, w.attn_norm), h.has_shared and state.layer >= h.dense
     q, k, v = project_qkv(b, w, h, state.layer, y)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
-    y = feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert if both else None)
+    y = apply_feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert if both else None)
     return b.add(x, b.scale(y, 0.5) if both else y)
 
 

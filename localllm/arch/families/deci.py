@@ -33,7 +33,7 @@ class DeciHyperparameters(TransformerHyperparameters):
 
 
 def read(fields: HyperparameterReader) -> DeciHyperparameters:
-    common = fields.read_common()
+    common = fields.read_common_fields()
     heads, kv_heads = (
         fields.read_counts(f"attention.{name}", common["layers"], 0) for name in ("head_count", "head_count_kv")
     )
@@ -72,7 +72,7 @@ def block(
 ) -> Activation:
     """Apply one layer: attention if it has any, then the feed-forward network."""
     if not h.feeds[layer]:
-        b.ignore(*w.list_all())
+        b.ignore(*w.list_weights())
         return x
     if h.attention.heads[layer]:
         y = b.rms_norm(x, w.attn_norm, h.epsilon)

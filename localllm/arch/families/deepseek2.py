@@ -25,7 +25,13 @@ from localllm.arch.family import (
     Weight,
     Weights,
 )
-from localllm.arch.feed_forward import SIGMOID, SOFTMAX, apply_shared_expert, feed_forward_or_experts, read_own_routing
+from localllm.arch.feed_forward import (
+    SIGMOID,
+    SOFTMAX,
+    apply_feed_forward_or_experts,
+    apply_shared_expert,
+    read_file_routing,
+)
 from localllm.arch.rope import compute_yarn_magnitude, read_rope
 from localllm.arch.verbs import Routing
 from localllm.frozen import frozen
@@ -68,7 +74,7 @@ def read(fields: HyperparameterReader) -> DeepSeek2Hyperparameters:
         **read_latent_attention(fields),
         temperature=temperature,
         temperature_length=fields.read_count("attention.temperature_length", None if temperature else 1),
-        routing=read_own_routing(fields, SIGMOID if fields.vocab_size == VOCABULARY_OF_GLM else SOFTMAX),
+        routing=read_file_routing(fields, SIGMOID if fields.vocab_size == VOCABULARY_OF_GLM else SOFTMAX),
     )
 
 
@@ -89,7 +95,7 @@ def read_latent_attention(fields: HyperparameterReader) -> dict[str, Any]:
             raise fields.make_error(f"{fields.format_key(f'attention.{side}_length')} must be {length}")
     rope, sharpness = read_scaled_rope(fields, dims)
     return {
-        **fields.read_common(),
+        **fields.read_common_fields(),
         "epsilon": fields.read_epsilon(RMS_EPSILON),
         "heads": heads,
         "key_dim": key_dim - dims,
@@ -125,7 +131,7 @@ def block(
     y = attend_to_latents(b, w, h, state, y) if isinstance(state, LatentState) else attend_to_keys(b, w, h, state, y)
     x = b.add(x, b.linear(y, w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
 
 
 def draft(b: Builder, w: Weights, h: DeepSeek2Hyperparameters, hidden: Activation) -> MtpOutput:
@@ -137,16 +143,18 @@ def project_latent(
 ) -> list[Activation]:
     """Project queries (unrotated and rotated), the latent row, and the rotated key."""
     if w.get("attn_q_a"):
-        return project_latent_from(b, w, h, b.linear(narrow_queries(b, w, h.epsilon, x), w.attn_q_b), x, factors)
-    return project_latent_from(b, w, h, b.linear(x, w.attn_q), x, factors)
+        return project_from_low_rank(
+            b, w, h, b.linear(project_low_rank_queries(b, w, h.epsilon, x), w.attn_q_b), x, factors
+        )
+    return project_from_low_rank(b, w, h, b.linear(x, w.attn_q), x, factors)
 
 
-def narrow_queries(b: Builder, w: Weights, epsilon: float, x: Activation) -> Activation:
+def project_low_rank_queries(b: Builder, w: Weights, epsilon: float, x: Activation) -> Activation:
     """Compute the low-rank rows from which queries are projected."""
     return b.rms_norm(b.linear(x, w.attn_q_a), w.attn_q_a_norm, epsilon)
 
 
-def project_latent_from(
+def project_from_low_rank(
     b: Builder, w: Weights, h: DeepSeek2Hyperparameters, q: Activation, x: Activation, factors: Weight | None = None,
     key_norm: Weight | None = None,
 ) -> list[Activation]:  # fmt: skip

@@ -12,8 +12,8 @@ from typing import Any
 from localllm.arch.decoder import compute_logits
 from localllm.arch.families.deepseek2 import (
     DeepSeek2Hyperparameters,
-    narrow_queries,
-    project_latent_from,
+    project_from_low_rank,
+    project_low_rank_queries,
     read_latent_attention,
 )
 from localllm.arch.family import (
@@ -28,7 +28,7 @@ from localllm.arch.family import (
     Weights,
     frozen,
 )
-from localllm.arch.feed_forward import SIGMOID, apply_shared_expert, feed_forward_or_experts, read_own_routing
+from localllm.arch.feed_forward import SIGMOID, apply_feed_forward_or_experts, apply_shared_expert, read_file_routing
 
 KEY_EPSILON = 1e-6  # of the norm of an indexer's keys
 TYPES = "attention.indexer.types"
@@ -77,7 +77,7 @@ def read(fields: HyperparameterReader) -> DeepSeek32Hyperparameters:
         usual = [int(layer < 2 or layer % 4 == 2) for layer in range(layers)]
     return DeepSeek32Hyperparameters(
         **common,
-        routing=read_own_routing(fields, SIGMOID if is_glm else None),
+        routing=read_file_routing(fields, SIGMOID if is_glm else None),
         indexer=read_indexer(fields, common["rope"], is_glm, usual),
     )
 
@@ -110,13 +110,13 @@ def forward(b: Builder, w: Weights, h: DeepSeek32Hyperparameters) -> Activation:
     for state in h.list_layer_states():
         block = w.get_layer(state.layer)
         y = b.rms_norm(x, block.attn_norm, h.epsilon)
-        narrow = narrow_queries(b, block, h.epsilon, y)
+        narrow = project_low_rank_queries(b, block, h.epsilon, y)
         if index := find_index_state(h.indexer, state.layer):
             selected = select_indexed_keys(b, block, h.indexer, index, narrow, y)
         attended = attend_to_selected(b, block, h, state, AttentionScores(h.heads, h.scale, chosen=selected), narrow, y)
         x = b.add(x, b.linear(attended, block.attn_output))
         y = b.rms_norm(x, block.ffn_norm, h.epsilon)
-        x = b.add(x, feed_forward_or_experts(b, block, h.routing, y, b.swiglu, apply_shared_expert))
+        x = b.add(x, apply_feed_forward_or_experts(b, block, h.routing, y, b.swiglu, apply_shared_expert))
     return compute_logits(b, w, h, x)
 
 
@@ -164,7 +164,7 @@ def attend_to_selected(
 
     Queries are multiplied by the keys' matrices, and results by the values' matrices.
     """
-    plain, rotated, latent, key = project_latent_from(b, w, h, b.linear(narrow, w.attn_q_b), x, key_norm=key_norm)
+    plain, rotated, latent, key = project_from_low_rank(b, w, h, b.linear(narrow, w.attn_q_b), x, key_norm=key_norm)
     q = b.concat_heads(b.head_linear(plain, w.attn_k_b), rotated, h.heads)
     return b.head_linear(b.attend(q, b.concat_heads(latent, key, 1), None, state, scores), w.attn_v_b)
 

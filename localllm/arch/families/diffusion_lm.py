@@ -19,7 +19,7 @@ MIXTURES = {"llada-moe": False, "rnd1": True}  # whether experts' weights are no
 @frozen
 class MaskedDiffusionHyperparameters(TransformerHyperparameters):
     bidirectional: ClassVar[bool] = True
-    fills: ClassVar[bool] = True
+    is_diffusion: ClassVar[bool] = True
 
     def get_lookahead(self, layer: int) -> int:
         return FULL_ATTENTION

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from localllm.arch.attention import RMS_EPSILON, read_windows, scale_heads
 from localllm.arch.decoder import compute_logits
-from localllm.arch.families.deepseek2 import DeepSeek2Hyperparameters, narrow_queries
+from localllm.arch.families.deepseek2 import DeepSeek2Hyperparameters, project_low_rank_queries
 from localllm.arch.families.deepseek32 import (
     TYPES,
     IndexerHyperparameters,
@@ -28,7 +28,7 @@ from localllm.arch.family import (
     Weights,
     frozen,
 )
-from localllm.arch.feed_forward import apply_shared_expert, feed_forward_or_experts, read_own_routing
+from localllm.arch.feed_forward import apply_feed_forward_or_experts, apply_shared_expert, read_file_routing
 from localllm.arch.rope import read_base, read_rope
 from localllm.arch.verbs import Routing
 
@@ -50,7 +50,7 @@ class Dots3NoteHyperparameters(Hyperparameters):
 
 
 def read(fields: HyperparameterReader) -> Dots3NoteHyperparameters:
-    common, epsilon = fields.read_common(), fields.read_epsilon(RMS_EPSILON)
+    common, epsilon = fields.read_common_fields(), fields.read_epsilon(RMS_EPSILON)
     layers, heads = common["layers"], fields.read_counts("attention.head_count", fields.read_layer_count())
     windows = read_windows(fields, period=None)
     chooses = [not window and layer < layers for layer, window in enumerate(windows)]
@@ -76,7 +76,7 @@ def read(fields: HyperparameterReader) -> Dots3NoteHyperparameters:
     return Dots3NoteHyperparameters(
         **common,
         epsilon=epsilon,
-        routing=read_own_routing(fields),
+        routing=read_file_routing(fields),
         latent=tuple(map(latent, range(layers))),
         windows=windows[:layers],
         indexer=indexer,
@@ -88,12 +88,12 @@ def forward(b: Builder, w: Weights, h: Dots3NoteHyperparameters) -> Activation:
     for state, latent in zip(h.list_layer_states(), h.latent, strict=True):
         block, index = w.get_layer(state.layer), find_index_state(h.indexer, state.layer)
         y = b.rms_norm(x, block.attn_norm, h.epsilon)
-        narrow = narrow_queries(b, block, latent.epsilon, y)
+        narrow = project_low_rank_queries(b, block, latent.epsilon, y)
         selected = select_indexed_keys(b, block, h.indexer, index, narrow, y) if index else None
         scores = AttentionScores(latent.heads, latent.scale, chosen=selected)
         attended = attend_to_selected(b, block, latent, state, scores, narrow, y, block.attn_k_norm)
         gates = b.sigmoid(b.linear(y, block.attn_gate))
         x = b.add(x, b.linear(scale_heads(b, attended, gates, latent.heads, latent.value_dim), block.attn_output))
         y = b.rms_norm(x, block.ffn_norm, h.epsilon)
-        x = b.add(x, feed_forward_or_experts(b, block, h.routing, y, b.swiglu, apply_shared_expert))
+        x = b.add(x, apply_feed_forward_or_experts(b, block, h.routing, y, b.swiglu, apply_shared_expert))
     return compute_logits(b, w, h, x)

@@ -8,7 +8,7 @@ from localllm.arch.attention import WindowedTransformerHyperparameters, read_win
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.families.dots1 import block
 from localllm.arch.family import Activation, Builder, HyperparameterReader, RopeParameters, Weights, frozen
-from localllm.arch.feed_forward import read_own_routing
+from localllm.arch.feed_forward import read_file_routing
 
 
 @frozen
@@ -19,7 +19,7 @@ class EXAONEMoEHyperparameters(WindowedTransformerHyperparameters):
 
 def read(fields: HyperparameterReader) -> EXAONEMoEHyperparameters:
     shared = EXAONEMoEHyperparameters.read_shared_fields(fields, interleaved=False, rotates_all=True)
-    return EXAONEMoEHyperparameters(**shared, windows=read_windows(fields, period=4), routing=read_own_routing(fields))
+    return EXAONEMoEHyperparameters(**shared, windows=read_windows(fields, period=4), routing=read_file_routing(fields))
 
 
 def forward(b: Builder, w: Weights, h: EXAONEMoEHyperparameters) -> Activation:

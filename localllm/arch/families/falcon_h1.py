@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from localllm.arch.attention import TransformerHyperparameters, attend, project_qkv
 from localllm.arch.decoder import compute_logits
-from localllm.arch.families.mamba2 import Mamba2Sizes, apply_mamba2, read_state_space
+from localllm.arch.families.mamba2 import Mamba2Sizes, apply_mamba2, read_mamba2_sizes
 from localllm.arch.family import (
     Activation,
     Builder,
@@ -34,7 +34,7 @@ class FalconH1Hyperparameters(TransformerHyperparameters):
 
 def read(fields: HyperparameterReader) -> FalconH1Hyperparameters:
     return FalconH1Hyperparameters(
-        **FalconH1Hyperparameters.read_shared_fields(fields, interleaved=False), space=read_state_space(fields)
+        **FalconH1Hyperparameters.read_shared_fields(fields, interleaved=False), space=read_mamba2_sizes(fields)
     )
 
 
@@ -51,7 +51,7 @@ def block(
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     attended = b.linear(attend(b, h, paged, *project_qkv(b, w, h, paged.layer, y)), w.attn_output)
     x = b.add(x, b.add(attended, apply_mamba2(b, w, h.space, h.epsilon, recurrent, y)))
-    return b.add(x, apply_gated_feed_forward(b, w, b.rms_norm(x, w.require_bare("ffn_norm"), h.epsilon), b.swiglu))
+    return b.add(x, apply_gated_feed_forward(b, w, b.rms_norm(x, w.require_exact("ffn_norm"), h.epsilon), b.swiglu))
 
 
 CHECKPOINTS = {

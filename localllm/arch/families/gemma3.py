@@ -15,7 +15,7 @@ from localllm.arch.attention import (
     read_windows,
 )
 from localllm.arch.decoder import apply_decoder
-from localllm.arch.encoder import count_ahead, count_behind, read_encoder_pooling
+from localllm.arch.encoder import count_later_tokens, count_past_tokens, read_encoder_pooling
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights, frozen
 from localllm.arch.feed_forward import apply_gated_feed_forward
 from localllm.arch.rope import read_base
@@ -45,10 +45,10 @@ class EmbeddingGemmaHyperparameters(Gemma3Hyperparameters):
     bidirectional: ClassVar[bool] = True
 
     def get_window(self, layer: int) -> int | None:
-        return count_behind(self.windows[layer])
+        return count_past_tokens(self.windows[layer])
 
     def get_lookahead(self, layer: int) -> int:
-        return count_ahead(self.windows[layer])
+        return count_later_tokens(self.windows[layer])
 
 
 def read(fields: HyperparameterReader) -> Gemma3Hyperparameters:

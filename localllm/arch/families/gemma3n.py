@@ -175,7 +175,7 @@ def apply_gaussian_topk(b: Builder, columns: int, deviations: float, x: Activati
 
 
 def compute_attention(b: Builder, w: Weights, h: Gemma3nHyperparameters, layer: int, x: Activation) -> Activation:
-    """Compute the attention of a layer."""
+    """Compute the heads' outputs; the last layers attend to the keys and values of earlier ones."""
     state, head_dim = h.find_state(layer), h.attention.head_dim
     rope = h.local_rope if h.windows[layer] else h.attention.rope
     q = b.rms_norm(b.linear(x, w.attn_q), w.attn_q_norm.require_shape(head_dim), h.epsilon, head_dim)

@@ -68,7 +68,7 @@ def read(fields: HyperparameterReader) -> Gemma4Hyperparameters:
     return Gemma4Hyperparameters(
         **shared,
         windows=windows,
-        local=read_local(fields, shared["attention"]),
+        local=read_local_attention(fields, shared["attention"]),
         own_states=own_states,
         routing=read_routing(fields),
         layer_width=fields.read_count("embedding_length_per_layer_input", 0),
@@ -76,8 +76,8 @@ def read(fields: HyperparameterReader) -> Gemma4Hyperparameters:
     )
 
 
-def read_local(fields: HyperparameterReader, full: AttentionHyperparameters) -> AttentionHyperparameters:
-    """Read the attention of the layers with a window."""
+def read_local_attention(fields: HyperparameterReader, full: AttentionHyperparameters) -> AttentionHyperparameters:
+    """Read the head counts, dimensions and RoPE of windowed layers. Raises ModelError."""
     head_dim = fields.read_count("attention.key_length_swa")
     if fields.read_count("attention.value_length_swa", head_dim) != head_dim:
         raise fields.make_value_error("attention.value_length_swa", f"{head_dim}, the key length")

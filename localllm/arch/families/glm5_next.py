@@ -12,11 +12,11 @@ from typing import Any
 
 from localllm.arch.attention import LAYER_EPSILON, RMS_EPSILON
 from localllm.arch.decoder import ignore_mtp_layers
-from localllm.arch.families.deepseek2 import narrow_queries
+from localllm.arch.families.deepseek2 import project_low_rank_queries
 from localllm.arch.families.deepseek32 import TYPES
 from localllm.arch.families.kimi_linear import apply_delta_heads, compute_log_decays
 from localllm.arch.families.maple import make_limited_swiglu
-from localllm.arch.families.step35 import read_limits
+from localllm.arch.families.step35 import read_activation_limits
 from localllm.arch.family import (
     Activation,
     AttentionScores,
@@ -28,7 +28,7 @@ from localllm.arch.family import (
     State,
     Weights,
 )
-from localllm.arch.feed_forward import SIGMOID, apply_shared_expert, feed_forward_or_experts, read_own_routing
+from localllm.arch.feed_forward import SIGMOID, apply_feed_forward_or_experts, apply_shared_expert, read_file_routing
 from localllm.arch.hyper_connections import concat_streams
 from localllm.arch.verbs import Routing
 from localllm.frozen import frozen
@@ -108,7 +108,11 @@ class Glm5NextHyperparameters(Hyperparameters):
 
 
 def read(fields: HyperparameterReader) -> Glm5NextHyperparameters:
-    common, layers, lowest = fields.read_common(), fields.read_layer_count(), fields.read_raw("kda.gate_lower_bound")
+    common, layers, lowest = (
+        fields.read_common_fields(),
+        fields.read_layer_count(),
+        fields.read_raw("kda.gate_lower_bound"),
+    )
     if lowest is not None and not (isinstance(lowest, float) and -LOWEST <= lowest < 0):
         raise fields.make_value_error("kda.gate_lower_bound", f"a number from {-LOWEST:g} up to 0")
     if fields.read_count("rope.dimension_count", 0):
@@ -123,8 +127,10 @@ def read(fields: HyperparameterReader) -> Glm5NextHyperparameters:
         chooses = tuple(bool(does and chooses) for does, chooses in zip(attends, types, strict=False))
     if any(attends) and not chooses[attends.index(True)]:
         raise fields.make_value_error(TYPES, "yes for the first layer that attends")
-    of_experts = read_limits(fields, "swiglu_clamp_exp", layers)
-    of_others = read_limits(fields, "swiglu_clamp_shexp", layers) if fields.has("swiglu_clamp_shexp") else of_experts
+    of_experts = read_activation_limits(fields, "swiglu_clamp_exp", layers)
+    of_others = (
+        read_activation_limits(fields, "swiglu_clamp_shexp", layers) if fields.has("swiglu_clamp_shexp") else of_experts
+    )
     return Glm5NextHyperparameters(
         **common,
         epsilon=fields.read_epsilon(RMS_EPSILON),
@@ -137,14 +143,14 @@ def read(fields: HyperparameterReader) -> Glm5NextHyperparameters:
         delta_dim=fields.read_count("kda.head_dim"),
         taps=fields.read_count("ssm.conv_kernel"),
         lowest=lowest,
-        pools=read_pools(fields),
+        pools=read_pool_indexer(fields),
         streams=read_mixed_streams(fields),
-        routing=read_own_routing(fields, SIGMOID),
+        routing=read_file_routing(fields, SIGMOID),
         limits=(of_experts, of_others),
     )
 
 
-def read_pools(fields: HyperparameterReader) -> PoolIndexerHyperparameters:
+def read_pool_indexer(fields: HyperparameterReader) -> PoolIndexerHyperparameters:
     """Read the attention.indexer.* keys. Raises ModelError."""
     names = ("head_count", "key_length", "kpool", "top_k")
     heads, dim, size, count = (fields.read_count(f"attention.indexer.{name}") for name in names)
@@ -177,7 +183,7 @@ def forward(b: Builder, w: Weights, h: Glm5NextHyperparameters) -> Activation:
         y, add = enter_sublayer(b, block, h, x, "attn")
         y = b.rms_norm(y, block.attn_norm, h.epsilon)
         if h.attends[layer]:
-            narrow = narrow_queries(b, block, h.epsilon, y)
+            narrow = project_low_rank_queries(b, block, h.epsilon, y)
             selected = select_pools(b, block, h.pools, states, narrow, y) if h.chooses[layer] else selected
             y = attend_to_latents(
                 b, block, h, states[0], AttentionScores(h.heads, h.key_dim**-0.5, chosen=selected), narrow, y
@@ -186,7 +192,7 @@ def forward(b: Builder, w: Weights, h: Glm5NextHyperparameters) -> Activation:
             y = apply_delta_rule(b, block, h, states[0], y)
         x = add(b.linear(y, block.attn_output))
         y, add = enter_sublayer(b, block, h, x, "ffn")
-        x = add(feed_forward(b, block, h, layer, b.rms_norm(y, block.ffn_norm, h.epsilon)))
+        x = add(apply_feed_forward(b, block, h, layer, b.rms_norm(y, block.ffn_norm, h.epsilon)))
     x, width = b.select(x, b.wanted), h.width
     parts = [b.slice_columns(x, i * width, (i + 1) * width) for i in range(h.streams.count)]
     mean = b.scale(reduce(b.add, parts), 1 / h.streams.count)
@@ -264,13 +270,13 @@ def apply_delta_rule(b: Builder, w: Weights, h: Glm5NextHyperparameters, state: 
     return apply_delta_heads(b, w, h, state, x, b.exponential(decays), gate, KEY_EPSILON)
 
 
-def feed_forward(b: Builder, w: Weights, h: Glm5NextHyperparameters, layer: int, x: Activation) -> Activation:
+def apply_feed_forward(b: Builder, w: Weights, h: Glm5NextHyperparameters, layer: int, x: Activation) -> Activation:
     """Apply a dense network, or experts and a shared one, with clamped gates."""
     of_experts, of_others = (make_limited_swiglu(b, limits[layer]) for limits in h.limits)
     if not any(w.get(name, by_layer=True) for name in ("ffn_gate_inp", "ffn_down_exps")):
-        return feed_forward_or_experts(b, w, None, x, of_others)
+        return apply_feed_forward_or_experts(b, w, None, x, of_others)
     w.require_biases("exp_probs_b")
-    return b.add(feed_forward_or_experts(b, w, h.routing, x, of_experts), apply_shared_expert(b, w, x, of_others))
+    return b.add(apply_feed_forward_or_experts(b, w, h.routing, x, of_experts), apply_shared_expert(b, w, x, of_others))
 
 
 CHECKPOINTS = {

@@ -14,7 +14,7 @@ from localllm.arch.attention import (
     read_windows,
 )
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
-from localllm.arch.feed_forward import SOFTMAX_OF_SELECTED, feed_forward_or_experts, read_routing
+from localllm.arch.feed_forward import SOFTMAX_OF_SELECTED, apply_feed_forward_or_experts, read_routing
 
 SHARPNESS, LIMIT = 1.702, 7.0  # of its SwiGLU
 BIASED = "attn_output", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"
@@ -37,7 +37,9 @@ def block(
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, sinks=w.attn_sinks), w.attn_output))
     gate = partial(b.swiglu_limited, sharpness=SHARPNESS, limit=LIMIT)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.post_attention_norm, h.epsilon), gate))
+    return b.add(
+        x, apply_feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.post_attention_norm, h.epsilon), gate)
+    )
 
 
 ALL = {

@@ -17,7 +17,7 @@ from localllm.arch.family import (
     Weights,
     frozen,
 )
-from localllm.arch.feed_forward import apply_shared_expert, feed_forward_or_experts, read_routing
+from localllm.arch.feed_forward import apply_feed_forward_or_experts, apply_shared_expert, read_routing
 
 
 @frozen
@@ -72,13 +72,13 @@ def block(
 ) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     y = b.linear(attend(b, h, state, q, k, v, factors), w.attn_output)
-    return feed_forward(b, w, h, b.add(x, b.scale(y, h.residual_scale)))
+    return apply_feed_forward(b, w, h, b.add(x, b.scale(y, h.residual_scale)))
 
 
-def feed_forward(b: Builder, w: Weights, h: GraniteHyperparameters, x: Activation) -> Activation:
+def apply_feed_forward(b: Builder, w: Weights, h: GraniteHyperparameters, x: Activation) -> Activation:
     """Apply the feed-forward network or the experts, and add the output to the residual stream."""
     y, beside = b.rms_norm(x, w.ffn_norm, h.epsilon), apply_shared_expert if h.has_shared else None
-    y = feed_forward_or_experts(b, w, h.routing, y, b.swiglu, beside)
+    y = apply_feed_forward_or_experts(b, w, h.routing, y, b.swiglu, beside)
     return b.add(x, b.scale(y, h.residual_scale))
 
 

@@ -22,7 +22,7 @@ from localllm.arch.family import (
     Weights,
     frozen,
 )
-from localllm.arch.feed_forward import Gate, feed_forward_or_experts
+from localllm.arch.feed_forward import Gate, apply_feed_forward_or_experts
 
 
 @frozen
@@ -61,7 +61,7 @@ def block(
     y = b.linear(attend(b, h, state, q, k, v, factors, sinks=sinks), w.attn_output)
     x = b.add(x, b.scale(y, h.residual_scale))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    y = feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_fused_shared_expert if h.has_shared else None)
+    y = apply_feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_fused_shared_expert if h.has_shared else None)
     return b.add(x, b.scale(y, h.residual_scale))
 
 

@@ -7,8 +7,14 @@ from collections.abc import Sequence
 
 from localllm.arch.attention import RMS_EPSILON, attend, project_qkv, read_attention, select_rope_factors
 from localllm.arch.decoder import apply_decoder
-from localllm.arch.families.granite import HALVES, SHARED_HALVES, GraniteHyperparameters, feed_forward, read_scales
-from localllm.arch.families.mamba2 import Mamba2Sizes, apply_mamba2, read_state_space
+from localllm.arch.families.granite import (
+    HALVES,
+    SHARED_HALVES,
+    GraniteHyperparameters,
+    apply_feed_forward,
+    read_scales,
+)
+from localllm.arch.families.mamba2 import Mamba2Sizes, apply_mamba2, read_mamba2_sizes
 from localllm.arch.family import (
     Activation,
     Builder,
@@ -33,11 +39,11 @@ class GraniteHybridHyperparameters(GraniteHyperparameters):
 def read(fields: HyperparameterReader) -> GraniteHybridHyperparameters:
     attention = read_attention(fields, interleaved=True, every_layer=False)
     return GraniteHybridHyperparameters(
-        **fields.read_common(),
+        **fields.read_common_fields(),
         attention=attention,
         epsilon=fields.read_epsilon(RMS_EPSILON),
         logit_scale=fields.read_number("logit_scale", 0.0) or 1.0,
-        space=read_state_space(fields),
+        space=read_mamba2_sizes(fields),
         **read_scales(fields, attention.head_dim),
     )
 
@@ -62,7 +68,7 @@ def block(
     else:
         q, k, v = project_qkv(b, w, h, state.layer, y)
         y = b.linear(attend(b, h, state, q, k, v, factors), w.attn_output)
-    return feed_forward(b, w, h, b.add(x, b.scale(y, h.residual_scale)))
+    return apply_feed_forward(b, w, h, b.add(x, b.scale(y, h.residual_scale)))
 
 
 # A shared network, next to experts or alone.

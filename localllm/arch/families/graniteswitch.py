@@ -106,7 +106,7 @@ def forward(b: Builder, w: Weights, h: GraniteSwitchHyperparameters) -> Activati
 
 
 def select_adapters(b: Builder, h: GraniteSwitchHyperparameters) -> Choice:
-    """Return each token's adapter, the index nearest to the head's output."""
+    """Select each token's adapter: the head's output, rounded to an index."""
     numbers = np.zeros(h.vocab_size, np.int64)
     numbers[[*h.tokens]] = np.arange(1, len(h.tokens) + 1)
     adapter_ids, slots = b.replace_ids(b.ids, numbers), np.arange(len(h.tokens) + 1)
@@ -121,7 +121,7 @@ def select_adapters(b: Builder, h: GraniteSwitchHyperparameters) -> Choice:
 
 
 def make_table(name: str, first: np.ndarray, columns: int) -> Weight:
-    """Make a matrix whose first column is given and whose other columns are zeros."""
+    """Make a matrix of `columns` columns: the first is `first`, the others are zeros."""
     values = np.zeros((len(first), columns), np.float32)
     values[:, 0] = first
     return Weight(Tensor(f"adapters.{name}", BY_NAME["F32"], values.shape, values.view(np.uint8)))
@@ -131,7 +131,7 @@ def apply_linear_with_adapter(
     b: Builder, w: Weights, h: GraniteSwitchHyperparameters, choice: Choice, x: Activation, matrix: Weight, name: str
 ) -> Activation:
     """Multiply x by a matrix, and add the product with the LoRA matrices of the token's adapter."""
-    low, high = w.require_bare(f"{name}.lora_a"), w.require_bare(f"{name}.lora_b")
+    low, high = w.require_exact(f"{name}.lora_a"), w.require_exact(f"{name}.lora_b")
     slots = len(h.tokens) + 1
     low.require_shape(slots, h.rank, matrix.shape[1])
     high.require_shape(slots, matrix.shape[0], h.rank)

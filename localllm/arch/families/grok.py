@@ -10,7 +10,7 @@ from dataclasses import replace
 from localllm.arch.attention import TransformerHyperparameters, attend, project_qkv
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, RopeParameters, Weights, frozen
-from localllm.arch.feed_forward import apply_gated_feed_forward, feed_forward_or_experts, read_routing
+from localllm.arch.feed_forward import apply_feed_forward_or_experts, apply_gated_feed_forward, read_routing
 
 UNREAD = "router_logit_softcapping", "attention.temperature_length"
 
@@ -72,7 +72,7 @@ def block(b: Builder, w: Weights, h: GrokHyperparameters, state: PagedState, x: 
     y = b.linear(attend(b, h, state, q, k, v, softcap=h.score_softcap), w.attn_output)
     x = b.add(x, b.rms_norm(y, w.attn_output_norm, h.epsilon))
     normed = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    y = feed_forward_or_experts(b, w, h.routing, normed, b.geglu)
+    y = apply_feed_forward_or_experts(b, w, h.routing, normed, b.geglu)
     if w.get("ffn_up"):
         y = b.scale(b.add(y, apply_gated_feed_forward(b, w, normed, b.geglu)), 0.5**0.5)
     return b.add(x, b.rms_norm(y, w.get("layer_output_norm") or w.post_ffw_norm, h.epsilon))

@@ -48,7 +48,7 @@ def forward(b: Builder, w: Weights, h: HRMTextHyperparameters) -> Activation:
     high, low = b.scale(b.embed(w.token_embd, b.ids), h.embedding_scale), None
     for _ in range(h.cycles):
         for _ in range(h.low_cycles):
-            both = b.add(high, low) if low is not None else b.add_vector(high, w.require_bare("hrm.z_l_init"))
+            both = b.add(high, low) if low is not None else b.add_vector(high, w.require_exact("hrm.z_l_init"))
             low = apply_stack(b, w, h, states, 0, both)
         high = apply_stack(b, w, h, states, h.in_stack, b.add(high, low))
     return compute_logits(b, w, h, high, norm=lambda x: x)

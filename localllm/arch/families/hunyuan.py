@@ -15,7 +15,7 @@ from localllm.arch.attention import (
 )
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, AttentionScores, Builder, HyperparameterReader, PagedState, Weight, Weights
-from localllm.arch.feed_forward import apply_shared_expert, feed_forward_or_experts, read_routing
+from localllm.arch.feed_forward import apply_feed_forward_or_experts, apply_shared_expert, read_routing
 from localllm.arch.rope import add_sections
 
 
@@ -57,7 +57,7 @@ def block(
     y = b.attend(q, k, v, state, AttentionScores(h.attention.heads[state.layer], h.scale))
     x = b.add(x, b.linear(y, w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
 
 
 CHECKPOINTS = {

@@ -7,7 +7,7 @@ its scan; the others have no RoPE; some layers have experts, whose weights are n
 from collections.abc import Sequence
 
 from localllm.arch.attention import RMS_EPSILON, TransformerHyperparameters, attend, project_qkv, read_attention
-from localllm.arch.families.mamba import MambaSizes, apply_mamba, read_selection
+from localllm.arch.families.mamba import MambaSizes, apply_mamba, read_mamba_sizes
 from localllm.arch.family import (
     Activation,
     Builder,
@@ -18,7 +18,7 @@ from localllm.arch.family import (
     Weights,
     frozen,
 )
-from localllm.arch.feed_forward import feed_forward_or_experts, read_routing
+from localllm.arch.feed_forward import apply_feed_forward_or_experts, read_routing
 
 
 @frozen
@@ -35,11 +35,11 @@ class JambaHyperparameters(TransformerHyperparameters):
 
 def read(fields: HyperparameterReader) -> JambaHyperparameters:
     return JambaHyperparameters(
-        **fields.read_common(),
+        **fields.read_common_fields(),
         attention=read_attention(fields, interleaved=False, every_layer=False),
         epsilon=fields.read_epsilon(RMS_EPSILON),
         routing=read_routing(fields, normalized=False),
-        selection=read_selection(fields),
+        selection=read_mamba_sizes(fields),
     )
 
 
@@ -54,7 +54,7 @@ def block(
     else:
         y = b.linear(attend(b, h, state, *project_qkv(b, w, h, state.layer, y)), w.attn_output)
     x = b.add(x, y)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
 
 
 MAMBA = {

@@ -24,7 +24,7 @@ def forward(b: Builder, w: Weights, h: BERTHyperparameters) -> Activation:
     for state in h.list_states():
         layer = w.get_layer(state.layer)
         x = apply_attention(b, layer, h, state, x)
-        x = b.layer_norm(b.add(feed_forward(b, layer, x), x), layer.layer_output_norm, h.epsilon)
+        x = b.layer_norm(b.add(apply_feed_forward(b, layer, x), x), layer.layer_output_norm, h.epsilon)
     return pool_texts(b, w, h, x)
 
 
@@ -37,7 +37,7 @@ def apply_attention(b: Builder, w: Weights, h: BERTHyperparameters, state: Paged
     return b.layer_norm(b.add(y, x), again, h.epsilon) if (again := w.get("attn_norm_2")) else y
 
 
-def feed_forward(b: Builder, w: Weights, x: Activation) -> Activation:
+def apply_feed_forward(b: Builder, w: Weights, x: Activation) -> Activation:
     """Apply the network, with or without a gate."""
     if w.get("ffn_gate") is None and w.ffn_up.shape[0] == w.ffn_down.shape[-1]:
         return apply_ungated_feed_forward(b, w, x, b.gelu_erf)

@@ -31,7 +31,7 @@ from localllm.arch.feed_forward import (
     apply_gated_feed_forward,
     apply_shared_expert,
     collect_expert_matrices,
-    read_own_routing,
+    read_file_routing,
 )
 from localllm.arch.hyper_connections import concat_streams
 
@@ -65,7 +65,7 @@ def read(fields: HyperparameterReader) -> KimiK3Hyperparameters:
         raise fields.make_value_error("activation.situ_linear_beta", "a number")
     return KimiK3Hyperparameters(
         **common | {"rope": rope},
-        routing=read_own_routing(fields),
+        routing=read_file_routing(fields),
         period=fields.read_count("attn_res.block_size", 0),
         bounds=(fields.read_factor("activation.situ_beta"), linear),
         lowest=lowest,
@@ -83,7 +83,7 @@ def forward(b: Builder, w: Weights, h: KimiK3Hyperparameters) -> Activation:
         y = apply_attention(b, layer, h, state, b.rms_norm(y, layer.attn_norm, h.epsilon))
         x = y if is_kept else b.add(x, y)
         y = mix_kept_inputs(b, h, earlier, x, layer, "ffn_res_score")
-        x = b.add(x, feed_forward(b, layer, h, b.rms_norm(y, layer.ffn_norm, h.epsilon)))
+        x = b.add(x, apply_feed_forward(b, layer, h, b.rms_norm(y, layer.ffn_norm, h.epsilon)))
     return compute_logits(b, w, h, mix_kept_inputs(b, h, earlier, x, w, "output_res_score"))
 
 
@@ -98,7 +98,7 @@ def mix_kept_inputs(
         b.ignore(by)
         return x
     all_ = [*earlier, x]
-    scores = concat_streams(b, [b.linear(b.rms_norm(stream, None, h.epsilon), by.as_row()) for stream in all_])
+    scores = concat_streams(b, [b.linear(b.rms_norm(stream, None, h.epsilon), by.to_row()) for stream in all_])
     return b.mix_streams(concat_streams(b, all_), b.softmax(scores), len(all_))
 
 
@@ -113,7 +113,7 @@ def apply_attention(
     return b.linear(y, w.attn_output)
 
 
-def feed_forward(b: Builder, w: Weights, h: KimiK3Hyperparameters, x: Activation) -> Activation:
+def apply_feed_forward(b: Builder, w: Weights, h: KimiK3Hyperparameters, x: Activation) -> Activation:
     """Apply a dense network, or experts on narrower rows and a shared one."""
     gate = make_bounded_swiglu(b, h)
     if h.routing is None or not any(w.get(name, by_layer=True) for name in ("ffn_gate_inp", "ffn_down_exps")):

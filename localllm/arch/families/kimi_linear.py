@@ -20,7 +20,13 @@ from localllm.arch.family import (
     Weights,
     frozen,
 )
-from localllm.arch.feed_forward import SIGMOID, SOFTMAX, apply_shared_expert, feed_forward_or_experts, read_routing
+from localllm.arch.feed_forward import (
+    SIGMOID,
+    SOFTMAX,
+    apply_feed_forward_or_experts,
+    apply_shared_expert,
+    read_routing,
+)
 from localllm.arch.rope import read_rope
 
 
@@ -57,7 +63,7 @@ def read(fields: HyperparameterReader) -> KimiLinearHyperparameters:
 def read_kimi_hyperparameters(fields: HyperparameterReader) -> dict[str, Any]:
     """Read the hyperparameters that Kimi models share. Raises ModelError."""
     common, heads, dims = (
-        fields.read_common(),
+        fields.read_common_fields(),
         fields.read_count("attention.head_count"),
         fields.read_count("rope.dimension_count"),
     )
@@ -101,7 +107,7 @@ def block(
     if w.get("ffn_gate_inp", by_layer=True):
         w.require_biases("exp_probs_b")
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
 
 
 def apply_delta_attention(
@@ -115,10 +121,10 @@ def apply_delta_attention(
 
 
 def compute_log_decays(b: Builder, w: Weights, h: Any, x: Activation) -> Activation:
-    """Compute the decays' logarithms in models that may bound them from below by h.lowest."""
+    """Compute the decays' logarithms, bounded from below by h.lowest if the model has a bound."""
     w.require_biases("ssm_dt")
-    steps = b.add_vector(b.linear(b.linear(x, w.ssm_f_a), w.ssm_f_b), w.require_bare("ssm_dt.bias"))
-    rates = w.require_bare("ssm_a").require_shape(h.heads).repeat(h.delta_dim)
+    steps = b.add_vector(b.linear(b.linear(x, w.ssm_f_a), w.ssm_f_b), w.require_exact("ssm_dt.bias"))
+    rates = w.require_exact("ssm_a").require_shape(h.heads).repeat(h.delta_dim)
     if h.lowest:
         return b.scale(b.sigmoid(b.scale(b.scale_columns(steps, rates), -1.0)), h.lowest)
     return b.scale_columns(b.softplus(steps), rates)
@@ -126,7 +132,7 @@ def compute_log_decays(b: Builder, w: Weights, h: Any, x: Activation) -> Activat
 
 def repeat_rates(w: Weights, h: KimiLinearHyperparameters) -> Weight:
     """Repeat each head's decay rate for every row of its matrix."""
-    rates = w.require_bare("ssm_a")
+    rates = w.require_exact("ssm_a")
     return rates.require_shape(*rates.shape[:-2], h.heads, 1).repeat(h.delta_dim)
 
 

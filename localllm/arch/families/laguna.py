@@ -16,7 +16,7 @@ from localllm.arch.attention import (
     read_windows,
 )
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
-from localllm.arch.feed_forward import SIGMOID, apply_shared_expert, feed_forward_or_experts, read_own_routing
+from localllm.arch.feed_forward import SIGMOID, apply_feed_forward_or_experts, apply_shared_expert, read_file_routing
 
 
 def read(fields: HyperparameterReader) -> LocalRopeTransformerHyperparameters:
@@ -26,7 +26,7 @@ def read(fields: HyperparameterReader) -> LocalRopeTransformerHyperparameters:
         **common,
         windows=read_windows(fields, period=4, default=0, all_first=True),
         local_rope=local_rope.remove_scaling(local_rope.base),
-        routing=read_own_routing(fields, SIGMOID),
+        routing=read_file_routing(fields, SIGMOID),
     )
 
 
@@ -41,7 +41,7 @@ def block(
     attended = gate_heads(b, h, state, attended, gates) if is_by_head else b.multiply(attended, gates)
     x = b.add(x, b.linear(attended, w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
 
 
 AFTER = "ffn_gate_shexp ffn_up_shexp ffn_down_shexp exp_probs_b.bias"  # with experts

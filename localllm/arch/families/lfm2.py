@@ -24,7 +24,7 @@ from localllm.arch.family import (
     Weights,
     frozen,
 )
-from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_routing
+from localllm.arch.feed_forward import SIGMOID, apply_feed_forward_or_experts, read_routing
 
 
 @frozen
@@ -50,7 +50,7 @@ class Lfm2Hyperparameters(TransformerHyperparameters):
 def read(fields: HyperparameterReader) -> Lfm2Hyperparameters:
     scale = fields.read_number("expert_weights_scale", 0.0) or 1.0
     return Lfm2Hyperparameters(
-        **fields.read_common(),
+        **fields.read_common_fields(),
         attention=read_attention(fields, interleaved=False, every_layer=False),
         epsilon=fields.read_epsilon(RMS_EPSILON),
         routing=read_routing(fields, fields.read_count("expert_gating_func", SIGMOID), scale=scale),
@@ -73,7 +73,7 @@ def block(
         q, k, v = project_qkv(b, w, h, state.layer, normed)
         y = b.linear(attend(b, h, state, *normalize_heads(b, w, h, q, k), v), w.attn_output)
     x = b.add(x, y)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
 
 
 def apply_short_convolution(

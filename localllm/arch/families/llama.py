@@ -3,7 +3,7 @@
 from localllm.arch.attention import TransformerHyperparameters, attend, project_qkv, select_rope_factors
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weight, Weights
-from localllm.arch.feed_forward import feed_forward_or_experts, read_routing
+from localllm.arch.feed_forward import apply_feed_forward_or_experts, read_routing
 
 
 def read(fields: HyperparameterReader) -> TransformerHyperparameters:
@@ -26,7 +26,7 @@ def block(
 ) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
 
 
 TEXT_DEFAULTS = {  # transformers' defaults

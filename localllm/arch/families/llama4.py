@@ -26,7 +26,7 @@ from localllm.arch.family import (
     Weights,
     frozen,
 )
-from localllm.arch.feed_forward import SIGMOID, apply_shared_expert, feed_forward_or_experts, read_routing
+from localllm.arch.feed_forward import SIGMOID, apply_feed_forward_or_experts, apply_shared_expert, read_routing
 
 CHUNK = 8192  # tokens
 TEMPERATURE, TEMPERATURE_LENGTH = 0.1, 8192  # slope and length of scale_by_position
@@ -79,7 +79,7 @@ def block(
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(compute_attention(b, h, state, q, k, v, factors), w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
 
 
 def compute_attention(
@@ -91,7 +91,7 @@ def compute_attention(
     v: Activation,
     factors: Weight | None,
 ) -> Activation:
-    """Compute the attention of a layer."""
+    """Compute the heads' outputs, with scaled queries in layers without RoPE."""
     if rope := h.get_rope(state.layer):
         q, k = b.rope(q, rope, b.positions, factors), b.rope(k, rope, b.positions, factors)
         if h.normed:

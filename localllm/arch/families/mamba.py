@@ -47,7 +47,7 @@ class MambaHyperparameters(Hyperparameters):
         return [self.selection.get_state(layer) for layer in range(self.layers)]
 
 
-def read_selection(fields: HyperparameterReader) -> MambaSizes:
+def read_mamba_sizes(fields: HyperparameterReader) -> MambaSizes:
     """Read the ssm.* keys. Raises ModelError."""
     return MambaSizes(
         inner=fields.read_count("ssm.inner_size"),
@@ -60,7 +60,7 @@ def read_selection(fields: HyperparameterReader) -> MambaSizes:
 
 def read(fields: HyperparameterReader) -> MambaHyperparameters:
     return MambaHyperparameters(
-        **fields.read_common(), selection=read_selection(fields), epsilon=fields.read_epsilon(RMS_EPSILON)
+        **fields.read_common_fields(), selection=read_mamba_sizes(fields), epsilon=fields.read_epsilon(RMS_EPSILON)
     )
 
 
@@ -81,7 +81,7 @@ def apply_mamba(
         of_scan = [b.rms_norm(x, norm, epsilon) for x, norm in zip(of_scan, norms, strict=True)]
     steps, keys, queries = of_scan
     steps = b.softplus(b.linear(steps, w.ssm_dt))
-    y = b.selective_scan(inner, steps, keys, queries, w.require_bare("ssm_a"), w.require_bare("ssm_d"), state)
+    y = b.selective_scan(inner, steps, keys, queries, w.require_exact("ssm_a"), w.require_exact("ssm_d"), state)
     return b.linear(b.swiglu(gate, y), w.ssm_out)
 
 

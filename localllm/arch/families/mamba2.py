@@ -54,7 +54,7 @@ class Mamba2Hyperparameters(Hyperparameters):
         return [self.space.get_state(layer) for layer in range(self.layers)]
 
 
-def read_state_space(fields: HyperparameterReader) -> Mamba2Sizes:
+def read_mamba2_sizes(fields: HyperparameterReader) -> Mamba2Sizes:
     """Read the ssm.* keys. Raises ModelError."""
     inner, heads = fields.read_count("ssm.inner_size"), fields.read_count("ssm.time_step_rank")
     groups = fields.read_count("ssm.group_count")
@@ -68,7 +68,7 @@ def read_state_space(fields: HyperparameterReader) -> Mamba2Sizes:
 
 def read(fields: HyperparameterReader) -> Mamba2Hyperparameters:
     return Mamba2Hyperparameters(
-        **fields.read_common(), space=read_state_space(fields), epsilon=fields.read_epsilon(RMS_EPSILON)
+        **fields.read_common_fields(), space=read_mamba2_sizes(fields), epsilon=fields.read_epsilon(RMS_EPSILON)
     )
 
 
@@ -86,8 +86,8 @@ def apply_mamba2(
     inner, keys, queries = (b.convolve(part, weight, state, number) for number, (part, weight) in convolutions)
     steps = b.softplus(steps, w.get_bias("ssm_dt"))
     rates, skip = (
-        w.require_bare("ssm_a").require_shape(space.heads, 1),
-        w.require_bare("ssm_d").require_shape(space.heads, 1),
+        w.require_exact("ssm_a").require_shape(space.heads, 1),
+        w.require_exact("ssm_d").require_shape(space.heads, 1),
     )
     heads = HeadState(state, 3, rates, space.groups, space.heads // space.groups)
     y = b.state_space(inner, steps, keys, queries, skip, heads)

@@ -12,9 +12,9 @@ from localllm.arch.attention import (
     read_windows,
 )
 from localllm.arch.decoder import apply_decoder
-from localllm.arch.families.step35 import read_limits
+from localllm.arch.families.step35 import read_activation_limits
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, RopeParameters, Weights, frozen
-from localllm.arch.feed_forward import Gate, feed_forward_or_experts, read_routing
+from localllm.arch.feed_forward import Gate, apply_feed_forward_or_experts, read_routing
 
 
 @frozen
@@ -32,7 +32,7 @@ def read(fields: HyperparameterReader) -> MapleHyperparameters:
         windows=read_windows(fields, period=None),
         local_rope=read_local_rope_dims(fields, shared["attention"].rope),
         routing=read_routing(fields),
-        limits=read_limits(fields, "swiglu_clamp_exp", fields.read_layer_count()),
+        limits=read_activation_limits(fields, "swiglu_clamp_exp", fields.read_layer_count()),
     )
 
 
@@ -46,7 +46,7 @@ def block(b: Builder, w: Weights, h: MapleHyperparameters, state: PagedState, x:
     q, k = normalize_heads(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, make_limited_swiglu(b, h.limits[state.layer])))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, y, make_limited_swiglu(b, h.limits[state.layer])))
 
 
 def make_limited_swiglu(b: Builder, limit: float) -> Gate:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from localllm.arch.attention import LocalRopeTransformerHyperparameters, attend, read_windows
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights, frozen
-from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_routing
+from localllm.arch.feed_forward import SIGMOID, apply_feed_forward_or_experts, read_routing
 from localllm.arch.rope import read_base
 
 
@@ -58,7 +58,7 @@ def block(b: Builder, w: Weights, h: MiMo2Hyperparameters, state: PagedState, x:
     sinks = w.get("attn_sinks", by_layer=state.window is None)
     y = attend(b, h, state, q, k, v, sinks=sinks)
     x = b.add(x, b.scale(b.linear(y, w.attn_output), h.value_scale))
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
 
 
 CHECKPOINTS = {

@@ -21,7 +21,7 @@ def forward(b: Builder, w: Weights, h: DeepSeek2Hyperparameters) -> Activation:
     x, factors = b.scale(b.embed(w.token_embd, b.ids), EMBEDDING_SCALE), None
     if w.get("rope_factors_short") or w.get("rope_factors_long"):
         short, long = w.rope_factors_short, w.rope_factors_long
-        factors = b.by_context(short, long.require_shape(*short.shape), h.rope.original_context)
+        factors = b.select_by_context(short, long.require_shape(*short.shape), h.rope.original_context)
     return b.scale(apply_decoder(b, w, h, block, x, factors=factors), WIDTH / h.width)
 
 

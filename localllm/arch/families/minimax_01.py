@@ -8,7 +8,7 @@ router's scores are a softmax.
 from collections.abc import Sequence
 
 from localllm.arch.attention import TransformerHyperparameters, attend
-from localllm.arch.families.qwen35 import read_attends
+from localllm.arch.families.qwen35 import read_attention_layers
 from localllm.arch.family import (
     Activation,
     Builder,
@@ -52,7 +52,7 @@ def read(fields: HyperparameterReader) -> MiniMax01Hyperparameters:
     routing = read_routing(fields)
     if routing is None:
         raise fields.make_error(f"{fields.format_key('expert_count')} is missing")
-    attends = read_attends(fields, shared["layers"], interval=8)
+    attends = read_attention_layers(fields, shared["layers"], interval=8)
     return MiniMax01Hyperparameters(
         **shared, routing=routing, attends=attends, residual_scale=fields.read_factor("residual_scale")
     )

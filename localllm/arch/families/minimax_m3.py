@@ -12,7 +12,7 @@ from functools import partial
 from localllm.arch.attention import TransformerHyperparameters, attend, normalize_heads, project_qkv
 from localllm.arch.families.gpt_oss import LIMIT, SHARPNESS
 from localllm.arch.family import Activation, Builder, HyperparameterReader, LatentState, PagedState, Weights, frozen
-from localllm.arch.feed_forward import apply_shared_expert, feed_forward_or_experts, read_own_routing
+from localllm.arch.feed_forward import apply_feed_forward_or_experts, apply_shared_expert, read_file_routing
 
 
 @frozen
@@ -53,7 +53,7 @@ def read(fields: HyperparameterReader) -> MiniMaxM3Hyperparameters:
         raise fields.make_error(f"{problem} are inconsistent")
     return MiniMaxM3Hyperparameters(
         **common,
-        routing=read_own_routing(fields, None),
+        routing=read_file_routing(fields, None),
         dense=dense,
         index_dim=dim,
         blocks=blocks,
@@ -72,7 +72,8 @@ def block(b: Builder, w: Weights, h: MiniMaxM3Hyperparameters, state: PagedState
     y = attend(b, h, state, *normalize_heads(b, w, h, q, k), v, chosen=selected)
     x, gate = b.add(x, b.linear(y, w.attn_output)), partial(b.swiglu_limited, sharpness=SHARPNESS, limit=LIMIT)
     return b.add(
-        x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), gate, apply_shared_expert)
+        x,
+        apply_feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), gate, apply_shared_expert),
     )
 
 

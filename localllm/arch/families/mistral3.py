@@ -15,7 +15,7 @@ from localllm.arch.attention import (
 )
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weight, Weights, frozen
-from localllm.arch.feed_forward import feed_forward_or_experts, read_routing
+from localllm.arch.feed_forward import apply_feed_forward_or_experts, read_routing
 from localllm.arch.rope import compute_yarn_magnitude
 
 
@@ -38,7 +38,7 @@ def read(fields: HyperparameterReader) -> Mistral3Hyperparameters:
 
 
 def read_yarn(fields: HyperparameterReader, attention: AttentionHyperparameters) -> AttentionHyperparameters:
-    """Read the RoPE keys that llama.cpp reads for this family only."""
+    """Apply YaRN's keys, which llama.cpp reads for this family alone. Raises ModelError."""
     rope = attention.rope
     betas = (
         fields.read_factor("rope.scaling.yarn_beta_fast", 32.0),
@@ -60,7 +60,7 @@ def block(
     if h.temperature:
         q = b.scale_by_position(q, b.positions, h.temperature, h.attention.rope.original_context)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
 
 
 CHECKPOINTS = {

@@ -26,8 +26,8 @@ class ModernBERTHyperparameters(EncoderHyperparameters):
 
     local_rope: RopeParameters
     silu: bool
-    before_head: str = field(default="mean", kw_only=True)
-    head_gelu = True
+    classifier_pooling: str = field(default="mean", kw_only=True)
+    has_gelu_classifier = True
 
     def get_rope(self, layer: int) -> RopeParameters | None:
         return self.local_rope if self.windows[layer] else self.attention.rope
@@ -42,7 +42,7 @@ def read(fields: HyperparameterReader) -> ModernBERTHyperparameters:
         windows=read_windows(fields, period=3, default=0, all_first=True),
         local_rope=read_local_rope(fields, shared["attention"].rope),
         silu=ACTIVATIONS[activation],
-        before_head=read_pooling(fields, "classifier.pooling_type") or "mean",
+        classifier_pooling=read_pooling(fields, "classifier.pooling_type") or "mean",
     )
 
 

@@ -15,7 +15,7 @@ from localllm.arch.attention import (
     read_attention,
 )
 from localllm.arch.decoder import compute_logits
-from localllm.arch.families.mamba2 import Mamba2Sizes, apply_mamba2, read_state_space
+from localllm.arch.families.mamba2 import Mamba2Sizes, apply_mamba2, read_mamba2_sizes
 from localllm.arch.family import (
     Activation,
     Builder,
@@ -49,11 +49,11 @@ def read(fields: HyperparameterReader) -> NemotronHHyperparameters:
     normalized = fields.read_flag("expert_weights_norm", False)
     scale = fields.read_number("expert_weights_scale", 0.0) or 1.0
     return NemotronHHyperparameters(
-        **fields.read_common(),
+        **fields.read_common_fields(),
         attention=read_attention(fields, interleaved=False, every_layer=False),
         epsilon=fields.read_epsilon(RMS_EPSILON if fields.has(RMS_EPSILON) else LAYER_EPSILON),
         routing=read_routing(fields, SIGMOID, normalized, scale),
-        space=read_state_space(fields),
+        space=read_mamba2_sizes(fields),
         feeds=tuple(length > 0 for length in fields.read_counts("feed_forward_length", fields.read_layer_count(), 0)),
         narrow=fields.read_count("moe_latent_size", 0),
     )

@@ -27,11 +27,11 @@ def forward(b: Builder, w: Weights, h: EncoderHyperparameters) -> Activation:
     for state in h.list_states():
         layer = w.get_layer(state.layer)
         x = apply_attention(b, layer, h, state, x)
-        x = b.layer_norm(b.add(feed_forward(b, layer, h, x), x), layer.layer_output_norm, h.epsilon)
+        x = b.layer_norm(b.add(apply_feed_forward(b, layer, h, x), x), layer.layer_output_norm, h.epsilon)
     return pool_texts(b, w, h, x)
 
 
-def feed_forward(b: Builder, w: Weights, h: EncoderHyperparameters, x: Activation) -> Activation:
+def apply_feed_forward(b: Builder, w: Weights, h: EncoderHyperparameters, x: Activation) -> Activation:
     """Apply the layer's network: gated, ungated or experts."""
     if h.routing and w.get("ffn_gate_inp", by_layer=True):
         return apply_mixture(b, w, h.routing, x)

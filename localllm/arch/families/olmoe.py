@@ -6,7 +6,7 @@ weights are not normalized.
 
 from localllm.arch.attention import TransformerHyperparameters, attend, project_qkv
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
-from localllm.arch.feed_forward import feed_forward_or_experts, read_routing
+from localllm.arch.feed_forward import apply_feed_forward_or_experts, read_routing
 
 
 def read(fields: HyperparameterReader) -> TransformerHyperparameters:
@@ -18,7 +18,7 @@ def block(b: Builder, w: Weights, h: TransformerHyperparameters, state: PagedSta
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = b.rms_norm(q, w.attn_q_norm, h.epsilon), b.rms_norm(k, w.attn_k_norm, h.epsilon)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
 
 
 CHECKPOINTS = {

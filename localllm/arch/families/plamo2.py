@@ -46,7 +46,7 @@ class Plamo2Hyperparameters(TransformerHyperparameters):
 
 
 def read(fields: HyperparameterReader) -> Plamo2Hyperparameters:
-    common, head_dim = fields.read_common(), fields.read_count("attention.key_length")
+    common, head_dim = fields.read_common_fields(), fields.read_count("attention.key_length")
     heads, kv_heads = (fields.read_counts(f"attention.head_count{kv}", common["layers"], 0) for kv in ("", "_kv"))
     if any(
         bool(count) != bool(shared) or (shared and count % shared)
@@ -85,13 +85,13 @@ def block(
         if isinstance(state, RecurrentLayerState)
         else apply_attention(b, w, h, state, y)
     )
-    return add_feed_forward(b, w, h, b.add(x, b.rms_norm(y, w.require_bare("post_attention_norm"), h.epsilon)))
+    return add_feed_forward(b, w, h, b.add(x, b.rms_norm(y, w.require_exact("post_attention_norm"), h.epsilon)))
 
 
 def add_feed_forward(b: Builder, w: Weights, h: TransformerHyperparameters, x: Activation) -> Activation:
     """Apply the feed-forward network with its norms, and add the output to x."""
     y = apply_gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu)
-    return b.add(x, b.rms_norm(y, w.require_bare("post_ffw_norm"), h.epsilon))
+    return b.add(x, b.rms_norm(y, w.require_exact("post_ffw_norm"), h.epsilon))
 
 
 def apply_attention(b: Builder, w: Weights, h: Plamo2Hyperparameters, state: PagedState, x: Activation) -> Activation:
@@ -112,10 +112,10 @@ def apply_mamba_heads(
     gate, inner = b.slice_columns(both, 0, size, 2 * size), b.slice_columns(both, size, 2 * size, 2 * size)
     inner, rank = b.convolve(inner, w.ssm_conv1d, state), max(LEAST_RANK, h.width // 16)
     of_scan = [b.linear(inner, part) for part in w.ssm_x.split(h.state_size, h.state_size, rank)]
-    norms = [w.require_bare(f"ssm_{name}_norm") for name in ("b", "c", "dt")]
+    norms = [w.require_exact(f"ssm_{name}_norm") for name in ("b", "c", "dt")]
     keys, queries, steps = (b.rms_norm(x, norm, h.epsilon) for x, norm in zip(of_scan, norms, strict=True))
     w.require_biases("ssm_dt")
     steps = b.softplus(b.linear(steps, w.ssm_dt.require_shape(h.scan_heads, rank)))
-    heads = HeadState(state, 1, w.require_bare("ssm_a").require_shape(h.scan_heads), 1, h.scan_heads)
-    y = b.state_space(inner, steps, keys, queries, w.require_bare("ssm_d").require_shape(h.scan_heads), heads)
+    heads = HeadState(state, 1, w.require_exact("ssm_a").require_shape(h.scan_heads), 1, h.scan_heads)
+    y = b.state_space(inner, steps, keys, queries, w.require_exact("ssm_d").require_shape(h.scan_heads), heads)
     return b.linear(b.swiglu(gate, y), w.ssm_out)

@@ -32,4 +32,4 @@ def block(
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = normalize_heads(b, w, h, q, k)
     y = b.linear(attend(b, h, state, q, k, v), w.attn_output)
-    return add_feed_forward(b, w, h, b.add(x, b.rms_norm(y, w.require_bare("post_attention_norm"), h.epsilon)))
+    return add_feed_forward(b, w, h, b.add(x, b.rms_norm(y, w.require_exact("post_attention_norm"), h.epsilon)))

@@ -17,7 +17,7 @@ def read(fields: HyperparameterReader, interleaved: bool = True) -> DeepSeek2Hyp
             f"{heads}"
         )
     return DeepSeek2Hyperparameters(
-        **fields.read_common(),
+        **fields.read_common_fields(),
         epsilon=fields.read_epsilon(RMS_EPSILON),
         heads=heads,
         key_dim=key_dim - dims,

@@ -6,7 +6,7 @@ Unlike Qwen 2: experts, whose weights are not normalized, and a shared one, whos
 from localllm.arch.attention import TransformerHyperparameters, attend, project_qkv
 from localllm.arch.families.olmoe import read
 from localllm.arch.family import Activation, Builder, PagedState, Weights
-from localllm.arch.feed_forward import apply_gated_shared_expert, feed_forward_or_experts
+from localllm.arch.feed_forward import apply_feed_forward_or_experts, apply_gated_shared_expert
 
 __all__ = ["block", "read"]
 
@@ -15,7 +15,7 @@ def block(b: Builder, w: Weights, h: TransformerHyperparameters, state: PagedSta
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_gated_shared_expert))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_gated_shared_expert))
 
 
 CHECKPOINTS = {

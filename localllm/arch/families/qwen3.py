@@ -12,7 +12,7 @@ from localllm.arch.attention import (
 )
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weight, Weights
-from localllm.arch.feed_forward import feed_forward_or_experts, read_routing
+from localllm.arch.feed_forward import apply_feed_forward_or_experts, read_routing
 
 
 def read(fields: HyperparameterReader) -> TransformerHyperparameters:
@@ -31,7 +31,7 @@ def block(
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = normalize_heads(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
 
 
 # The template around a query and a document, as llama.cpp's converter writes it.

@@ -20,7 +20,7 @@ from localllm.arch.family import (
     Weights,
     frozen,
 )
-from localllm.arch.feed_forward import Gate, apply_gated_shared_expert, feed_forward_or_experts, read_routing
+from localllm.arch.feed_forward import Gate, apply_feed_forward_or_experts, apply_gated_shared_expert, read_routing
 from localllm.arch.metadata import format_value
 from localllm.arch.recurrent_verbs import HeadState
 from localllm.arch.rope import add_sections
@@ -77,19 +77,19 @@ class Qwen35Hyperparameters(TransformerHyperparameters):
 
 
 def read(fields: HyperparameterReader) -> Qwen35Hyperparameters:
-    common, attention = fields.read_common(), read_attention(fields, interleaved=False)
+    common, attention = fields.read_common_fields(), read_attention(fields, interleaved=False)
     return Qwen35Hyperparameters(
         **common,
         attention=replace(attention, rope=add_sections(fields, attention.rope, interleaved=True)),
         epsilon=fields.read_epsilon(RMS_EPSILON),
-        delta=read_delta(fields),
-        attends=read_attends(fields, common["layers"]) + (True,) * common["mtp_layers"],
+        delta=read_delta_net(fields),
+        attends=read_attention_layers(fields, common["layers"]) + (True,) * common["mtp_layers"],
         score_scale=fields.read_number("attention.scale", 0.0) or attention.head_dim**-0.5,
         routing=read_routing(fields, scale=fields.read_number("expert_weights_scale", 0.0) or 1.0),
     )
 
 
-def read_delta(fields: HyperparameterReader) -> DeltaNetHyperparameters:
+def read_delta_net(fields: HyperparameterReader) -> DeltaNetHyperparameters:
     """Read the ssm.* keys. In Qwen3-Next, heads that share keys are neighbours. Raises ModelError."""
     heads, key_heads = fields.read_count("ssm.time_step_rank"), fields.read_count("ssm.group_count")
     inner = fields.read_count("ssm.inner_size")
@@ -103,7 +103,7 @@ def read_delta(fields: HyperparameterReader) -> DeltaNetHyperparameters:
     return DeltaNetHyperparameters(heads, key_heads, repeat, key_dim, inner // heads, taps)
 
 
-def read_attends(fields: HyperparameterReader, layers: int, interval: int = 4) -> tuple[bool, ...]:
+def read_attention_layers(fields: HyperparameterReader, layers: int, interval: int = 4) -> tuple[bool, ...]:
     """Read which layers have attention: the last one of every period, or those listed.
 
     Raises ModelError.
@@ -123,7 +123,7 @@ def block(
     mix = apply_delta_net if isinstance(state, RecurrentLayerState) else apply_gated_attention
     x = b.add(x, mix(b, w, h, state, b.rms_norm(x, w.attn_norm, h.epsilon)))  # type: ignore[arg-type]
     y = b.rms_norm(x, w.post_attention_norm, h.epsilon)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_gated_shared_expert))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_gated_shared_expert))
 
 
 def draft(b: Builder, w: Weights, h: Qwen35Hyperparameters, hidden: Activation) -> MtpOutput:
@@ -167,7 +167,7 @@ def apply_delta_net(
     strength, steps = compute_strengths_and_decays(b, w, d, x)
     w.require_biases("ssm_dt")
     steps, strength = b.softplus(steps, w.get_bias("ssm_dt")), b.sigmoid(strength)
-    heads = HeadState(state, 3, w.require_bare("ssm_a"), d.key_heads, d.repeat)
+    heads = HeadState(state, 3, w.require_exact("ssm_a"), d.key_heads, d.repeat)
     y = b.delta_rule(q, normalize_to_unit(b, h, k), v, steps, strength, heads)
     y = b.rms_norm(y, w.ssm_norm, h.epsilon, d.value_dim)
     return b.linear((gate or b.swiglu)(b.linear(x, w.attn_gate), y), w.ssm_out)

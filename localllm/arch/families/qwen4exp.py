@@ -13,8 +13,8 @@ from localllm.arch.families.qwen35 import (
     Qwen35Hyperparameters,
     apply_delta_net,
     apply_gated_attention,
-    read_attends,
-    read_delta,
+    read_attention_layers,
+    read_delta_net,
 )
 from localllm.arch.family import (
     Activation,
@@ -34,7 +34,7 @@ from localllm.arch.ngram_embeddings import (
     NgramEmbeddingHyperparameters,
     add_ngram_embeddings,
     normalize_streams,
-    read_ngrams,
+    read_ngram_embeddings,
 )
 from localllm.arch.rope import SECTIONS, add_sections
 
@@ -89,8 +89,12 @@ class Qwen4ExpHyperparameters(Qwen35Hyperparameters):
 
 
 def read(fields: HyperparameterReader) -> Qwen4ExpHyperparameters:
-    common, heads, delta = fields.read_common(), read_attention(fields, interleaved=False), read_delta(fields)
-    attends = read_attends(fields, common["layers"])
+    common, heads, delta = (
+        fields.read_common_fields(),
+        read_attention(fields, interleaved=False),
+        read_delta_net(fields),
+    )
+    attends = read_attention_layers(fields, common["layers"])
     if delta.key_dim != delta.value_dim:
         raise fields.make_unsupported_error(
             f"the key and value dimensions of the delta rule must be equal (found {delta.key_dim}, {delta.value_dim})"
@@ -114,12 +118,12 @@ def read(fields: HyperparameterReader) -> Qwen4ExpHyperparameters:
         routing=read_routing(fields),
         streams=streams,
         rank=rank,
-        blocks=read_blocks(fields, rope),
-        ngrams=read_ngrams(fields, attends, DELTA_STATES),
+        blocks=read_block_indexer(fields, rope),
+        ngrams=read_ngram_embeddings(fields, attends, DELTA_STATES),
     )
 
 
-def read_blocks(fields: HyperparameterReader, rope: RopeParameters) -> BlockIndexerHyperparameters:
+def read_block_indexer(fields: HyperparameterReader, rope: RopeParameters) -> BlockIndexerHyperparameters:
     """Read the attention.indexer.* keys. Raises ModelError."""
     heads, dim, tokens = (
         fields.read_count(f"attention.indexer.{name}") for name in ("head_count", "key_length", "top_k")

@@ -28,12 +28,12 @@ def forward(b: Builder, w: Weights, h: RwkvHyperparameters) -> Activation:
     first: list[Activation] = []  # the values of the first layer
 
     def mix(b: Builder, w: Weights, h: RwkvHyperparameters, state: RecurrentLayerState, x: Activation) -> Activation:
-        return time_mix(b, w, h, state, x, first)
+        return apply_time_mix(b, w, h, state, x, first)
 
     return run_decoder(b, w, h, mix, apply_channel_mix)
 
 
-def time_mix(
+def apply_time_mix(
     b: Builder, w: Weights, h: RwkvHyperparameters, state: RecurrentLayerState, x: Activation, first: list[Activation]
 ) -> Activation:
     """Compute the heads' gated outputs."""

@@ -20,7 +20,13 @@ from localllm.arch.attention import (
 )
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weight, Weights, frozen
-from localllm.arch.feed_forward import SIGMOID, Gate, apply_shared_expert, feed_forward_or_experts, read_own_routing
+from localllm.arch.feed_forward import (
+    SIGMOID,
+    Gate,
+    apply_feed_forward_or_experts,
+    apply_shared_expert,
+    read_file_routing,
+)
 from localllm.arch.rope import read_base
 
 LEAST_LIMIT = 0.3  # above the magnitude of SiLU's negative values
@@ -56,13 +62,13 @@ def read(fields: HyperparameterReader) -> Step35Hyperparameters:
         **common,
         windows=read_windows(fields, period=None),
         local_rope=rope.remove_scaling(read_base(fields, "rope.freq_base_swa", 10000.0)),
-        routing=read_own_routing(fields, SIGMOID),
-        expert_limits=read_limits(fields, "swiglu_clamp_exp", layers),
-        limits=read_limits(fields, "swiglu_clamp_shexp", layers),
+        routing=read_file_routing(fields, SIGMOID),
+        expert_limits=read_activation_limits(fields, "swiglu_clamp_exp", layers),
+        limits=read_activation_limits(fields, "swiglu_clamp_shexp", layers),
     )
 
 
-def read_limits(fields: HyperparameterReader, name: str, layers: int) -> tuple[float, ...]:
+def read_activation_limits(fields: HyperparameterReader, name: str, layers: int) -> tuple[float, ...]:
     """Read one limit per layer, or one for all. Raises ModelError."""
     if isinstance(fields.read_raw(name), np.ndarray):
         limits = fields.read_array(name, "f", f"{layers} numbers").tolist()
@@ -98,7 +104,7 @@ def block(
     def beside(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
         return apply_shared_expert(b, w, x, of_others)
 
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, of_experts if is_mixture else of_others, beside))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, y, of_experts if is_mixture else of_others, beside))
 
 
 def make_limited_swiglu(b: Builder, limit: float) -> Gate:

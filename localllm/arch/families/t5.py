@@ -69,7 +69,7 @@ class T5EncoderHyperparameters(T5Hyperparameters):
 
 
 def read(fields: HyperparameterReader) -> T5Hyperparameters:
-    heads, common = fields.read_count("attention.head_count"), fields.read_common()
+    heads, common = fields.read_count("attention.head_count"), fields.read_common_fields()
     head_dim = fields.read_count("attention.key_length", common["width"] // heads)
     for name, expected in (("head_count_kv", heads), ("value_length", head_dim)):
         if fields.read_count(f"attention.{name}", expected) != expected:

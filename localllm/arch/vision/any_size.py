@@ -29,11 +29,11 @@ class AnySizeVisionHyperparameters(VisionHyperparameters):
     square: ClassVar[int]
 
     @property
-    def most_patches(self) -> int:
+    def max_patches(self) -> int:
         return (self.square * self.merge) ** 2
 
     @property
-    def most_grid(self) -> tuple[int, int]:
+    def max_grid(self) -> tuple[int, int]:
         return self.square * self.merge, self.square * self.merge
 
     @property

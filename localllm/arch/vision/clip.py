@@ -28,14 +28,12 @@ TEXT_ENCODER = "clip.has_text_encoder"
 
 @frozen
 class ClipVisionHyperparameters(VisionHyperparameters):
-    """The hyperparameters of CLIP's image encoder."""
-
     exact: ClassVar[bool] = True
 
     @property
-    def most_patches(self) -> int:
+    def max_patches(self) -> int:
         """The number of patches, including the class token for the whole picture."""
-        return super().most_patches + 1
+        return super().max_patches + 1
 
     def compute_rows(self, picture: ResizableImage, w: Weights) -> np.ndarray:
         return prepend_class_token(self, picture)
@@ -55,7 +53,7 @@ class ClipTextHyperparameters(VisionHyperparameters):
     context: int
 
     @property
-    def most_patches(self) -> int:
+    def max_patches(self) -> int:
         return self.context
 
     @property

@@ -67,7 +67,7 @@ def compute_crops(size: Size) -> list[tuple[int, int, int, int]]:
     return [(0, begin, shorter, end) for begin, end in sides]
 
 
-def gather(h: VisionHyperparameters, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+def merge_patches(h: VisionHyperparameters, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     """Compute the mean of each square of patches, without incomplete squares at the borders."""
     rows, columns = (side // h.merge * h.merge for side in grid)
     patches = x.reshape(*grid, -1)[:rows, :columns].reshape(rows * columns, -1)

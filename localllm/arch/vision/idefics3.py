@@ -65,7 +65,7 @@ def round_up_to_even(length: int) -> int:
     return length + length % 2
 
 
-def gather(h: VisionHyperparameters, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+def merge_patches(h: VisionHyperparameters, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     """Concatenate each square of patches to one row."""
     squares = group_in_squares(x, grid, h.merge)
     return squares.reshape(len(squares), -1)

@@ -36,13 +36,13 @@ class InternVisionHyperparameters(VisionHyperparameters):
     exact: ClassVar[bool] = True
 
     @property
-    def rms(self) -> bool:
+    def uses_rms_norm(self) -> bool:
         return (self.width, self.layers) == LARGE
 
     @property
-    def most_patches(self) -> int:
+    def max_patches(self) -> int:
         """The number of patches, including the class token for the whole picture."""
-        return super().most_patches + 1
+        return super().max_patches + 1
 
     def compute_rows(self, picture: ResizableImage, w: Weights) -> np.ndarray:
         """Return the patches after zeros for the class token."""
@@ -53,8 +53,8 @@ def read(fields: HyperparameterReader) -> InternVisionHyperparameters:
     least_tiles = fields.read_integer("vision.preproc_min_tiles", 1, 1, MAX_TILES)
     most_tiles = fields.read_integer("vision.preproc_max_tiles", 12, least_tiles, MAX_TILES)
     h = InternVisionHyperparameters(**read_vision(fields), tiles=(least_tiles, most_tiles))
-    if h.most_grid[0] % h.merge:
-        raise fields.make_error(f"{h.most_grid[0]} patches per side are not divisible by the merge factor {h.merge}")
+    if h.max_grid[0] % h.merge:
+        raise fields.make_error(f"{h.max_grid[0]} patches per side are not divisible by the merge factor {h.merge}")
     return h
 
 
@@ -72,7 +72,7 @@ def encode(b: Builder, w: Weights, h: InternVisionHyperparameters, x: Activation
     return apply_transformer(b, v, h, x, h.layers)
 
 
-def gather(h: InternVisionHyperparameters, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+def merge_patches(h: InternVisionHyperparameters, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     """Concatenate each square of patches to one row."""
     squares = group_in_squares(x[1:], grid, h.merge)
     return squares.reshape(len(squares), -1)

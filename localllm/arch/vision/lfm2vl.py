@@ -18,7 +18,7 @@ from localllm.arch.vision.any_size import (
     read_any_size,
     require_square_table,
 )
-from localllm.arch.vision.hyperparameters import PreparedImage, group_in_squares, to_patches
+from localllm.arch.vision.hyperparameters import PreparedImage, cut_into_patches, group_in_squares
 from localllm.arch.vision.resizing import BILINEAR, ResizableImage, Size, cut_tiles, resize, resize_with_bars
 from localllm.arch.vision.vit import apply_transformer, embed_patches
 
@@ -34,13 +34,13 @@ class Lfm2VisionHyperparameters(AnySizeVisionHyperparameters):
     square: ClassVar[int] = 16
 
     @property
-    def most_grid(self) -> tuple[int, int]:
+    def max_grid(self) -> tuple[int, int]:
         side = max(self.square * self.merge, TILE // self.patch)
         return side, side
 
     @property
-    def most_patches(self) -> int:
-        return self.most_grid[0] ** 2
+    def max_patches(self) -> int:
+        return self.max_grid[0] ** 2
 
     @property
     def input_width(self) -> int:
@@ -51,7 +51,7 @@ class Lfm2VisionHyperparameters(AnySizeVisionHyperparameters):
         positions = interpolate_table(
             w.get_submodel("v.").position_embd, self.compute_grid(picture), compute_area_weights
         )
-        return np.concatenate((to_patches(self, picture), positions.reshape(-1, self.width)), axis=1)
+        return np.concatenate((cut_into_patches(self, picture), positions.reshape(-1, self.width)), axis=1)
 
     def fit(self, picture: ResizableImage) -> ResizableImage:
         return resize(picture, self.round_size(picture.size), BILINEAR)
@@ -106,7 +106,7 @@ def encode(b: Builder, w: Weights, h: Lfm2VisionHyperparameters, x: Activation) 
     return b.layer_norm(apply_transformer(b, v, h, x, h.layers), v.post_ln, h.epsilon)
 
 
-def gather(h: Lfm2VisionHyperparameters, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+def merge_patches(h: Lfm2VisionHyperparameters, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     """Concatenate each square of patches to one row."""
     squares = group_in_squares(x, grid, h.merge)
     return squares.reshape(len(squares), -1)

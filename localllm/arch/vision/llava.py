@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from localllm.arch.family import Activation, Builder, HyperparameterReader, Weight, Weights, frozen
-from localllm.arch.vision.hyperparameters import PreparedImage, VisionHyperparameters, read_vision, to_patches
+from localllm.arch.vision.hyperparameters import PreparedImage, VisionHyperparameters, cut_into_patches, read_vision
 from localllm.arch.vision.resizing import (
     BICUBIC,
     ResizableImage,
@@ -37,7 +37,7 @@ BARS = 122, 116, 104  # CLIP's mean colour
 
 
 class TilingRules(NamedTuple):
-    """The rules for cutting images.
+    """The sizes at which images are cut into tiles, and the order of the tiles' rows.
 
     Attributes:
         sizes: allowed sizes in pixels, multiples of a tile; an image is resized to the best one; (): it is not cut.
@@ -60,9 +60,9 @@ class LlavaHyperparameters(VisionHyperparameters):
     cuts: TilingRules
 
     @property
-    def most_patches(self) -> int:
+    def max_patches(self) -> int:
         """The number of patches, including the class token for the whole image."""
-        return super().most_patches + 1
+        return super().max_patches + 1
 
     def compute_rows(self, picture: ResizableImage, w: Weights) -> np.ndarray:
         """Return the patches after zeros for the class token."""
@@ -76,7 +76,7 @@ class LlavaHyperparameters(VisionHyperparameters):
 
 def prepend_class_token(h: VisionHyperparameters, picture: ResizableImage) -> np.ndarray:
     """Return the patches after a row of zeros for the class token, float32 [1 + patches, pixels]."""
-    return np.pad(to_patches(h, picture), ((1, 0), (0, 0)))
+    return np.pad(cut_into_patches(h, picture), ((1, 0), (0, 0)))
 
 
 def read(fields: HyperparameterReader) -> LlavaHyperparameters:
@@ -111,14 +111,14 @@ def encode(b: Builder, w: Weights, h: LlavaHyperparameters, x: Activation) -> Ac
     x = b.add(x, b.embed_positions(add_class_position(b, v), b.positions))
     x = b.layer_norm(x, norm, h.epsilon) if (norm := v.get("pre_ln")) else x
     for layer in range(h.seen, h.layers):
-        b.ignore(*v.get_layer(layer).list_all())
+        b.ignore(*v.get_layer(layer).list_weights())
     x = apply_transformer(b, v, h, x, h.seen)
     return b.layer_norm(x, norm, h.epsilon) if (norm := v.get("post_ln")) else x
 
 
 def add_class_position(b: Builder, v: Weights) -> Weight:
     """Return the table of positions, with the class token's embedding added to its first row."""
-    table, kernel, bias = v.position_embd, v.require_bare("class_embd"), v.patch_embd.bias
+    table, kernel, bias = v.position_embd, v.require_exact("class_embd"), v.patch_embd.bias
     b.ignore(table, kernel)
     if len(table.shape) != 2:
         raise ModelError(f"tensor {table.name} must be a matrix (found the shape {list(table.shape)})")
@@ -132,7 +132,7 @@ def add_class_position(b: Builder, v: Weights) -> Weight:
     return make_table(table.name, numbers)
 
 
-def gather(h: VisionHyperparameters, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+def merge_patches(h: VisionHyperparameters, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     """Return the patches' rows, without the class token's."""
     return x[1:]
 

@@ -25,12 +25,12 @@ class PixtralHyperparameters(AnySizeVisionHyperparameters):
     square: ClassVar[int] = 32
 
     @property
-    def rms(self) -> bool:
+    def uses_rms_norm(self) -> bool:
         return True
 
     @property
     def rope(self) -> RopeParameters:
-        """The RoPE: pairs rotated by rows have the frequencies of even pairs, those by columns of odd pairs."""
+        """The parameters of RoPE; rows rotate by the frequencies of even pairs, columns by those of odd pairs."""
         half = self.head_dim // 2
         pairs = (*range(0, half, 2), *range(1, half, 2))
         return RopeParameters(
@@ -39,7 +39,7 @@ class PixtralHyperparameters(AnySizeVisionHyperparameters):
 
     def insert_breaks(self, rows: np.ndarray, grid: tuple[int, int], w: Weights) -> np.ndarray:
         lines = rows.reshape(grid[0] // self.merge, grid[1] // self.merge, -1)
-        ends = np.broadcast_to(to_array(w.require_bare(BREAK)), (len(lines), 1, lines.shape[2]))
+        ends = np.broadcast_to(to_array(w.require_exact(BREAK)), (len(lines), 1, lines.shape[2]))
         return np.concatenate((lines, ends), axis=1).reshape(-1, lines.shape[2])[:-1]
 
 
@@ -59,7 +59,7 @@ def encode(b: Builder, w: Weights, h: PixtralHyperparameters, x: Activation) -> 
     return apply_norm(b, h, x, w.require("mm.input_norm")) if h.merge > 1 else x
 
 
-def gather(h: PixtralHyperparameters, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+def merge_patches(h: PixtralHyperparameters, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     """Concatenate each square of patches to one row, interleaved.
 
     The row has the first element of every patch, then the second, ...
@@ -69,7 +69,7 @@ def gather(h: PixtralHyperparameters, x: np.ndarray, grid: tuple[int, int]) -> n
 
 
 def project(b: Builder, w: Weights, h: PixtralHyperparameters, x: Activation) -> Activation:
-    end = w.require_bare(BREAK)
+    end = w.require_exact(BREAK)
     if end.shape != (h.out,):
         raise ModelError(f"tensor {end.name} must have {h.out} elements (found the shape {list(end.shape)})")
     b.ignore(end)

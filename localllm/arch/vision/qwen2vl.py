@@ -9,7 +9,7 @@ import numpy as np
 
 from localllm.arch.family import Activation, Builder, HyperparameterReader, RopeParameters, Weight, Weights, frozen
 from localllm.arch.vision.any_size import AnySizeVisionHyperparameters, read_any_size
-from localllm.arch.vision.hyperparameters import PreparedImage, to_patches
+from localllm.arch.vision.hyperparameters import PreparedImage, cut_into_patches
 from localllm.arch.vision.resizing import ResizableImage
 from localllm.arch.vision.vit import apply_norm, apply_transformer, to_matrix
 
@@ -31,12 +31,12 @@ class Qwen2VisionHyperparameters(AnySizeVisionHyperparameters):
     square: ClassVar[int] = 64
 
     @property
-    def rms(self) -> bool:
+    def uses_rms_norm(self) -> bool:
         return self.kind == "qwen2.5vl_merger"
 
     @property
     def rope(self) -> RopeParameters:
-        """The RoPE: both halves of the pairs have every second frequency."""
+        """The parameters of RoPE; each half of the pairs has every second frequency."""
         pairs = tuple(range(0, self.head_dim // 2, 2)) * 2
         return RopeParameters(
             self.head_dim, self.head_dim, interleaved=False, frequency_pairs=pairs, pair_axes=self.pair_axes
@@ -46,7 +46,7 @@ class Qwen2VisionHyperparameters(AnySizeVisionHyperparameters):
         return bool(self.pattern) and (layer + 1) % self.pattern != 0
 
     def list_patches(self, grid: tuple[int, int]) -> np.ndarray:
-        """Return row and column of each patch, int64 [patches, 2], window by window.
+        """List each patch's row and column, int64 [patches, 2], window by window.
 
         Inside a window, patches that become one row of the language model are adjacent.
         """
@@ -58,7 +58,7 @@ class Qwen2VisionHyperparameters(AnySizeVisionHyperparameters):
     def compute_rows(self, picture: ResizableImage, w: Weights) -> np.ndarray:
         grid = self.compute_grid(picture)
         y, x = self.list_patches(grid).T
-        return to_patches(self, picture)[y * grid[1] + x]
+        return cut_into_patches(self, picture)[y * grid[1] + x]
 
     def compute_rotary_positions(self, grid: tuple[int, int]) -> np.ndarray:
         return np.pad(self.list_patches(grid), ((0, 0), (1, 0)))
@@ -100,11 +100,11 @@ def encode(b: Builder, w: Weights, h: Qwen2VisionHyperparameters, x: Activation)
 
 def embed_video_patches(b: Builder, v: Weights, h: Qwen2VisionHyperparameters, x: Activation) -> Activation:
     """Embed patches as two equal frames of a video, with a convolution for each frame."""
-    first, second = (to_matrix(weight, h.pixels) for weight in (v.patch_embd, v.require_bare("patch_embd.weight.1")))
+    first, second = (to_matrix(weight, h.pixels) for weight in (v.patch_embd, v.require_exact("patch_embd.weight.1")))
     return b.add(b.linear(x, first), b.linear(x, second))
 
 
-def gather(h: Qwen2VisionHyperparameters, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+def merge_patches(h: Qwen2VisionHyperparameters, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     """Concatenate each square of patches to one row, in the order of the picture, not of its windows."""
     together = h.merge**2
     places = h.list_patches(grid)[::together] // h.merge

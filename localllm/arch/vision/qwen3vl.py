@@ -13,13 +13,13 @@ from localllm.arch.vision.qwen2vl import (
     Qwen2VisionHyperparameters,
     apply_two_matrices,
     embed_video_patches,
-    gather,
+    merge_patches,
     prepare,
 )
 from localllm.arch.vision.resizing import ResizableImage
 from localllm.arch.vision.vit import apply_norm, block
 
-__all__ = ["MARKS", "encode", "gather", "prepare", "project", "read"]
+__all__ = ["MARKS", "encode", "merge_patches", "prepare", "project", "read"]
 
 
 @frozen
@@ -75,7 +75,7 @@ def encode(b: Builder, w: Weights, h: Qwen3VisionHyperparameters, x: Activation)
 
 
 def project(b: Builder, w: Weights, h: Qwen3VisionHyperparameters, x: Activation) -> Activation:
-    """Return rows as wide as the language model's embeddings, side by side."""
+    """Project each output to the language model's width; concatenate the results, [rows, outputs * width]."""
     y = apply_two_matrices(b, slice_output(b, h, x, 0), w.require("mm.0"), w.require("mm.2"))
     for number, layer in enumerate(h.deep, 1):
         weights = w.get_submodel(f"v.deepstack.{layer}.")

@@ -13,7 +13,7 @@ LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # Pillow's filter numbers
 
 
 class ResizableImage(Protocol):
-    """The methods of a picture in use: a Pillow image in RGB."""
+    """The part of Pillow's Image that resizing uses; images are RGB."""
 
     @property
     def size(self) -> Size: ...
@@ -24,7 +24,7 @@ class ResizableImage(Protocol):
 
 
 class PixelLimits(NamedTuple):
-    """The limits on the number of a picture's pixels."""
+    """The minimum and maximum number of pixels of a picture."""
 
     least: int
     most: int
@@ -56,7 +56,7 @@ def resize_with_bars(
 
 
 def round_size(size: Size, unit: int, pixels: PixelLimits) -> Size:
-    """Return the size nearest to a picture's whose sides are multiples of `unit`, within the limits."""
+    """Round both sides of a picture to multiples of `unit`, scaled so that the pixels are within the limits."""
     columns, rows = (max(unit, int(np.floor(np.float32(length) / np.float32(unit) + 0.5)) * unit) for length in size)
     area = np.float32(size[1]) * np.float32(size[0])
     if columns * rows > pixels.most:

@@ -114,7 +114,7 @@ class PositionVerbs(RecorderBase):
         """Return a table of angles that the caller writes (in recorders of image rows), or None."""
         return None
 
-    def by_context(self, short: Weight, long: Weight, original: int) -> Weight:
+    def select_by_context(self, short: Weight, long: Weight, original: int) -> Weight:
         self.ignore(short, long)
         for weight in (short, long):
             require_divisors(weight.name, weight.read_vector())
@@ -137,7 +137,7 @@ class PositionReference(ReferenceBase):
         turns = [compute_mrope_positions(span) for span in self._spans]
         return np.concatenate(turns)[:, list(rope.pair_axes) or [0]]
 
-    def by_context(self, short: Weight, long: Weight, original: int) -> Weight:
+    def select_by_context(self, short: Weight, long: Weight, original: int) -> Weight:
         return long if self._context > original else short
 
 

@@ -14,7 +14,7 @@ from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import LatentState, PagedState
 from localllm.arch.rope import RopeParameters
 from localllm.arch.verbs import FULL_ATTENTION, AttentionScores
-from localllm.arch.weights import Weights, remove_other_parts
+from localllm.arch.weights import Weights, remove_other_modules
 from localllm.engine.lower.activation import Activation
 from localllm.engine.lower.tape import compute_row_bytes
 from localllm.engine.operations.attention import Attend
@@ -67,7 +67,7 @@ class Recorder(ElementwiseVerbs, ExpertVerbs, ConvolutionVerbs, PositionVerbs, H
         oddities: collects unused tensors of other components, such as encoders, which cause no error.
         """
         unused = [name for name in names if name not in self._used and not name.endswith(UNUSED_TENSORS)]
-        if unused := unused if oddities is None else remove_other_parts(unused, oddities):
+        if unused := unused if oddities is None else remove_other_modules(unused, oddities):
             more_tensors = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
             raise ModelError(
                 f"tensor {printable(unused[0])}{more_tensors}: not part of this architecture as localllm supports it"

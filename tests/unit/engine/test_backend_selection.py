@@ -592,7 +592,7 @@ def test_logits_are_computed_by_a_sequence_that_is_always_closed():
         return "logits"
 
     engine = SimpleNamespace(
-        hyperparameters=SimpleNamespace(fills=False), forward_full=lambda ids: ("whole", list(ids)),
+        hyperparameters=SimpleNamespace(is_diffusion=False), forward_full=lambda ids: ("whole", list(ids)),
         sequence=lambda: SimpleNamespace(append=append, close=lambda: calls.append("closed")),
     )  # fmt: skip
     model = model_with(engine=engine)
@@ -600,7 +600,7 @@ def test_logits_are_computed_by_a_sequence_that_is_always_closed():
     with pytest.raises(ContextError):
         model.logits([1, 2, 3], precise=False)
     assert calls[2:] == [([1, 2, 3], "all", 0), "closed"]
-    engine.hyperparameters.fills = True
+    engine.hyperparameters.is_diffusion = True
     assert model.logits([1, 2]) == ("whole", [1, 2]) and len(calls) == 4
 
 
@@ -641,7 +641,7 @@ def test_a_models_files_include_drafts_and_draft_heads():
 def test_opening_a_model_selects_its_caches_and_engine_options(
     monkeypatch, given: dict, device: str, two_parts: bool, keeps: bool, guesses: bool
 ):
-    h = SimpleNamespace(bidirectional=False, fills=False, encode=two_parts)
+    h = SimpleNamespace(bidirectional=False, is_diffusion=False, encode=two_parts)
     file, engine = SimpleNamespace(path="p"), SimpleNamespace(device=device, vocab_size=9)
     calls: list[Any] = []
     monkeypatch.setattr(api, "GGUFFile", SimpleNamespace(open=lambda path: file))

@@ -55,7 +55,7 @@ def twin(file: GGUFFile, reader: VisionEncoder, shown: Image.Image) -> np.ndarra
     pixels, windows = h.compute_rows(shown, weights), h.find_window_ends(grid)
     b = builder(pixels, h.compute_rotary_positions(grid))
     b.windows = None if windows is None else np.searchsorted(windows, np.arange(len(pixels)), side="right")
-    rows = family.gather(h, family.encode(b, weights, h, pixels), grid)
+    rows = family.merge_patches(h, family.encode(b, weights, h, pixels), grid)
     return h.insert_breaks(family.project(builder(rows), weights, h, rows), grid, weights)
 
 

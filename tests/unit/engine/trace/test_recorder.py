@@ -389,8 +389,9 @@ REFUSED = [
     (lambda r: r.rope(x(6), ROPE, ALL), "6 columns cannot be divided into heads of 4"),
     (lambda r: r.rope(x(8), ROPE, ALL, w(4)), "tensor w must have 2 weights (found 4)"),
     (lambda r: r.rope(x(8), ROPE, ALL, w(2, first=0)), "tensor w must have positive values (found 0.0)"),
-    (lambda r: r.by_context(w(2), w(2, first=0, name="l"), 64), "tensor l must have positive values (found 0.0)"),
-    (lambda r: r.by_context(w(2, first=0), w(2, name="l"), 1), "tensor w must have positive values (found 0.0)"),
+    (lambda r: r.select_by_context(w(2), w(2, first=0, name="l"), 64),
+     "tensor l must have positive values (found 0.0)"),
+    (lambda r: r.select_by_context(w(2, first=0), w(2, name="l"), 1), "tensor w must have positive values (found 0.0)"),
     (lambda r: r.attend(x(15), x(8), x(6), PAGED, AttentionScores(4, 1.0)),
     "layer 3: q must have 16 columns (found 15)"),
     (lambda r: r.attend(x(16), x(6), x(6), PAGED, AttentionScores(4, 1.0)), "layer 3: k must have 8 columns (found 6)"),
@@ -542,7 +543,7 @@ def test_experts_are_recorded_with_routing_tables_and_biases():
 def test_rope_factors_follow_the_context_and_count_as_used(original, name):
     recorder = Recorder(SimpleNamespace(vocab_size=VOCABULARY, width=WIDTH), CONTEXT)
     short, long = w(2, name="short", first=1e-3), w(2, name="long")
-    assert recorder.by_context(short, long, original).name == name
+    assert recorder.select_by_context(short, long, original).name == name
     recorder.ignore(None)
     recorder.require_all_used(["short", "long"])
 
