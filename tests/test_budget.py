@@ -6,7 +6,7 @@ from project import ROOT
 # Lines of Python. A package that becomes larger than its row by more than 2 %, or smaller by more than 5 %, fails:
 # change the row in the same commit, whose message says what the lines are for and what older ones they replace.
 BUDGET = {
-    "localllm/arch": 12_820,
+    "localllm/arch": 13_290,
     "localllm/cli": 13_060,
     "localllm/compat": 1_345,
     "localllm/convert": 8_365,

@@ -112,7 +112,7 @@ class TokenTrie:
 
         Raises UsageError for a diffusion model.
         """
-        if engine.hyperparameters.fills:
+        if engine.hyperparameters.is_diffusion:
             raise UsageError("a diffusion model does not give probabilities of texts")
         request.task.require_room(engine.context)
         if (length := len(request.prompt)) + self.longest > engine.context:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from localllm.arch.layer_state import LatentState, PagedState, Recurrent, State
+from localllm.arch.layer_state import LatentState, PagedState, RecurrentLayerState, State
 from localllm.engine.cpu.lowering import CpuTarget
 from localllm.engine.cpu.program import CpuProgram, RunnerFactory, TapeThreads, compile_program
 from localllm.engine.lower.header import RunHeader, SequenceSpan
@@ -42,8 +42,8 @@ class CpuBackend:
 
         Raises ModelError, MemoryLimitError, LocalllmError.
         """
-        recurrent = [state for state in states if isinstance(state, Recurrent)]
-        self._states = [state for state in states if not isinstance(state, Recurrent)]
+        recurrent = [state for state in states if isinstance(state, RecurrentLayerState)]
+        self._states = [state for state in states if not isinstance(state, RecurrentLayerState)]
         self._cache = KVCache(self._states, context, options.kv_cache_type)
         layout = StateLayout(recurrent) if recurrent else None
         self.room, places = CachePool(self._cache, layout), StepMemory(self._cache, layout, RunHeader())
