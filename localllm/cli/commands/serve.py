@@ -233,7 +233,8 @@ def list_local_models() -> list[ServedModel]:
     on_disk = [each for each in list_models_on_disk() if each.is_whole and not each.kind]
     models = [ServedModel(each.name, str(each.path), each.name) for each in on_disk]
     paths, settings = {each.name: each.path for each in models}, load_settings()
-    named = {alias: paths[target] for alias, target in settings.aliases.items() if target in paths}
+    targets = {alias: settings.follow_alias(alias)[-1] for alias in settings.aliases}
+    named = {alias: paths[target] for alias, target in targets.items() if target in paths}
     models += [ServedModel(alias, path, alias) for alias, path in named.items() if alias in settings.model]
     for name in list_created_names():
         with suppress(LocalllmError):  # one whose model is missing
