@@ -252,11 +252,17 @@ def find_added(
 ) -> "Iterator[tuple[str, str, NameOptions]]":
     """Yield the local models with other names than these, and names created anew: name, path and options of the name.
 
+    Created names that were removed since have the path "".
+
     stamps: the times of the names' Modelfiles, which are updated.  wanted: yield the model of this name instead,
     wherever it is on this computer.
     """
     from localllm.server.model_pool import NameOptions
 
+    if not wanted:
+        for name in [name for name in names if stamps.get(name) and not get_stamp(name)]:
+            del stamps[name]
+            yield name, "", NameOptions()
     for each in [ServedModel(wanted, locate_by_name(wanted), wanted)] if wanted else list_local_models():
         stamp = get_stamp(each.name)
         if each.name not in names or stamps.get(each.name) != stamp:
