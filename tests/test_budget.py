@@ -7,7 +7,7 @@ from project import ROOT
 # change the row in the same commit, whose message says what the lines are for and what older ones they replace.
 BUDGET = {
     "localllm/arch": 12_820,
-    "localllm/cli": 12_800,
+    "localllm/cli": 13_080,
     "localllm/compat": 1_345,
     "localllm/convert": 8_365,
     "localllm/engine": 12_290,
@@ -16,12 +16,12 @@ BUDGET = {
     "localllm/images": 347,
     "localllm/kernels": 17_900,
     "localllm/quantizing": 4_390,
-    "localllm/server": 5_850,
-    "localllm/services": 10_200,
+    "localllm/server": 6_170,
+    "localllm/services": 10_770,
     "localllm/system": 1_835,
     "localllm/text": 3_532,
     "quant": 3_300,
-    "scripts": 15_100,
+    "scripts": 15_420,
     "tests": 94_300,
 }
 GROWTH, LOSS = 1.02, 0.95

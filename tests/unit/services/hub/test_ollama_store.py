@@ -67,7 +67,8 @@ def test_a_name_with_a_gguf_adapter_answers_with_it(write_name: Put, cli, tiny: 
     write_name("bare")
     write_name("poet", adapter=path.read_bytes())
     asked = ["-p", "tell me", "-n", "12", "--temp", "0"]
-    bare, named, adapted = (cli("run", *words, *asked)[1] for words in (["bare"], ["poet"], [tiny, "--lora", str(path)]))
+    ways = ["bare"], ["poet"], [tiny, "--lora", str(path)]
+    bare, named, adapted = (cli("run", *words, *asked)[1] for words in ways)
     assert named == adapted != bare
     with localllm.open("poet") as model:
         assert len(model.engine.adapters) == 1
