@@ -7,7 +7,7 @@ from project import ROOT
 # change the row in the same commit, whose message says what the lines are for and what older ones they replace.
 BUDGET = {
     "localllm/arch": 13_290,
-    "localllm/cli": 13_060,
+    "localllm/cli": 13_080,
     "localllm/compat": 1_345,
     "localllm/convert": 8_365,
     "localllm/engine": 12_290,
@@ -16,8 +16,8 @@ BUDGET = {
     "localllm/images": 347,
     "localllm/kernels": 17_900,
     "localllm/quantizing": 4_390,
-    "localllm/server": 6_020,
-    "localllm/services": 10_560,
+    "localllm/server": 6_170,
+    "localllm/services": 10_770,
     "localllm/system": 1_835,
     "localllm/text": 3_532,
     "quant": 3_300,
