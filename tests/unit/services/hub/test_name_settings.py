@@ -271,7 +271,7 @@ def adapters_of(folder: Path, name: str) -> dict[str, object]:
 @pytest.mark.parametrize("name", ["mario", "luigi"])
 def test_commands_apply_the_adapters_configured_for_a_model_name(styled: Path, name: str):
     for command in ("run", "chat", "map"):
-        group = build_group(options.EngineGroup, parsed(command, name))
+        group = build_group(options.EngineFlags, parsed(command, name))
         assert group.adapters.to_fields() == adapters_of(styled, name), command
 
 
