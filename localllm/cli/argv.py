@@ -135,7 +135,7 @@ def assign_arguments(values: list[str], params: Sequence[Parameter], parsed: Par
 
 def take_value(name: str, following: list[str]) -> str:
     if not following:
-        raise UsageError(f"{name} needs a value")
+        raise UsageError(f"{name} needs a value: put it after {name}")
     return following.pop(0)
 
 

@@ -24,8 +24,7 @@ def read_config_defaults(
     """Return a command's defaults from config.toml and Ollama's store, by parameter.
 
     model: None if not known yet.  is_remote: whether the model is a server's. Raises UsageError, which names the file
-    and
-    the line.
+    and the line.
     """
     by_key = {key: param for param in params for key in param.keys}
     if not by_key:
@@ -126,7 +125,8 @@ def sets_option(entry: SettingEntry, by_key: Mapping[str, Parameter], settings: 
     if entry.key in by_key:
         return True
     if entry.tables[:1] == ("command",):
-        raise entry.make_error(settings, f"{entry.tables[1]} has no option --{entry.key}")
+        hint = f"localllm {entry.tables[1]} --help lists the options"
+        raise entry.make_error(settings, f"{entry.tables[1]} has no option --{entry.key}; {hint}")
     if not any(entry.key in param.keys for command in COMMANDS for param in list_params(command)):
         raise entry.make_error(settings, f"no command has an option --{entry.key}")
     return False
@@ -138,7 +138,9 @@ def to_typed_value(value: object, param: Parameter) -> str | list[str] | bool:
         if param.is_switch and isinstance(value, bool):
             return value
         raise ValueError(
-            "must be true or false" if param.is_switch else "must be a string or a number, not true or false"
+            f"must be true or false, not {value!r}"
+            if param.is_switch
+            else f"must be a string or a number, not {str(value).lower()}"
         )
     if param.takes_several:
         return [to_string(each) for each in (value if isinstance(value, list) else [value])]
@@ -148,7 +150,7 @@ def to_typed_value(value: object, param: Parameter) -> str | list[str] | bool:
 def to_string(value: object) -> str:
     """Convert a TOML string or number to a string. Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError("must be a string or a number")
+        raise ValueError(f"must be a string or a number, not {value!r}")
     return str(value)
 
 
@@ -193,7 +195,7 @@ def iter_all_entries(settings: Settings) -> Iterator[SettingEntry]:
 def require_valid_entry(entry: SettingEntry, settings: Settings, command: str) -> None:
     """Raise UsageError for an entry that is unknown or invalid for `command`; "" means all commands."""
     if command and command not in COMMANDS:
-        raise settings.make_error(f"unknown command {command}", "command", command)
+        raise settings.make_error(f"unknown command {command}; localllm --help lists them", "command", command)
     params = list_params(command) if command else iter_all_params()
     match = next((param for param in params if entry.key in param.keys), None)
     if match is None:

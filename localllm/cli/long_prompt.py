@@ -44,7 +44,8 @@ class PromptShortener:
         """Return a prompt that fits; print a note about the omitted text. Raises UsageError, ContextError."""
         if model.file is None or not model.context:
             raise UsageError(
-                f"--on-overflow {self.method} is not available with --endpoint: the server's context length is unknown"
+                f"--on-overflow {self.method} is not available with --endpoint: the server's context length is "
+                "unknown; shorten the prompt"
             )
         if not material:
             material, question = question, ""

@@ -22,8 +22,8 @@ from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
 from localllm.cli.options.choices import split_choices
 from localllm.cli.options.conflicts import FORM, THOUGHTS, require_compatible
-from localllm.cli.options.mapping import AnswersGroup, RecordsGroup, TableGroup
-from localllm.cli.options.one_shot import EndpointGroup, open_remote
+from localllm.cli.options.mapping import MapOutputFlags, MapPromptFlags, TableFlags
+from localllm.cli.options.one_shot import EndpointFlags, open_remote
 from localllm.cli.parameters import find_explicit_options
 from localllm.cli.prompt_input import decode_file
 from localllm.cli.terminal.output import say
@@ -48,12 +48,12 @@ class MapCommand:
 
     model: str | None
     input: str | None
-    ask: RecordsGroup
-    output: AnswersGroup
-    tables: TableGroup
-    engine: options.EngineGroup
-    choices: options.AnswerGroup
-    endpoint: EndpointGroup
+    ask: MapPromptFlags
+    output: MapOutputFlags
+    tables: TableFlags
+    engine: options.EngineFlags
+    choices: options.AnswerFlags
+    endpoint: EndpointFlags
 
     def run(self) -> None:
         """Answer the unanswered records. Raises LocalllmError, and KeyboardInterrupt on Ctrl-C."""

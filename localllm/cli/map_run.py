@@ -24,7 +24,7 @@ from localllm.services.records.map import MapJob, make_result_filter, select_unf
 from localllm.services.records.stream import RecordStream
 
 if TYPE_CHECKING:
-    from localllm.cli.options.shared import AnswerGroup, EngineGroup
+    from localllm.cli.options.shared import AnswerFlags, EngineFlags
     from localllm.services.evaluation.likelihood import QuestionMapping
     from localllm.services.records.lines import Record
     from localllm.services.records.map import ChoiceMapping, MapJob, RecordMapping, Result
@@ -63,8 +63,7 @@ def read_input(
     """Read the records of a file, a folder or stdin. Raises UsageError.
 
     streams: whether stdin may be read while records are answered.  output: a file that may be in the folder, and is not
-    a
-    record.
+    a record.
     """
     if input is not None and os.path.isdir(input):
         return read_folder(input, output)
@@ -92,7 +91,7 @@ def read_folder(folder: str, output: str | None) -> RecordsInput:
     paths = [path for path in iter_text_files([folder], FileFilter()) if os.path.realpath(path) != output_path]
     texts = [(path, text) for path in paths if (text := read_text(path)) is not None]
     if not texts:
-        raise UsageError(f"{folder}: the folder contains no text files")
+        raise UsageError(f"{folder}: the folder contains no text files; give a file of records, or another folder")
     records = [Record(path, {"file": path, "text": text}) for path, text in texts]
     return RecordsInput(records, None, json.dumps(texts).encode(), folder)
 
@@ -131,7 +130,7 @@ def require_stdin(path: str | None) -> None:
 # ---- output
 
 
-def list_properties(choices: "AnswerGroup") -> list[str]:
+def list_properties(choices: "AnswerFlags") -> list[str]:
     """Return the names of the properties in --json-schema, in order. Raises UsageError."""
     schema = choices.shape.create_output_format().schema
     properties = schema.get("properties") if isinstance(schema, dict) else None
@@ -270,7 +269,7 @@ def check_provenance(
 @contextmanager
 def open_mapping(
     job: "MapJob",
-    engine: options.EngineGroup,
+    engine: options.EngineFlags,
     records: "list[Record] | RecordStream",
     ray: str | None,
     progress: "MapProgress",
@@ -366,7 +365,7 @@ class ResultCollector(ResultWriter):
 def answer_questions(
     model: str,
     job: MapJob,
-    engine: "EngineGroup",
+    engine: "EngineFlags",
     records: "Sequence[Record]",
     input: tuple[bytes, str],
     output: str | None,

@@ -10,16 +10,16 @@ from localllm.cli import open_model as opening
 from localllm.cli.options import shared as options
 from localllm.cli.options.choices import print_choice, split_choices
 from localllm.cli.options.conflicts import DIFFUSION, FORM, STEPS, THOUGHTS, require_compatible
-from localllm.cli.options.diffusion import DiffusionGroup, run_diffusion
+from localllm.cli.options.diffusion import DiffusionFlags, run_diffusion
 from localllm.cli.options.one_shot import (
-    EndpointGroup,
-    FollowUpGroup,
-    ImageGroup,
-    InfillGroup,
-    OutputGroup,
-    PromptGroup,
-    TemplateGroup,
-    ToolGroup,
+    EndpointFlags,
+    FollowUpFlags,
+    ImageFlags,
+    InfillFlags,
+    OutputFlags,
+    PromptFlags,
+    TemplateFlags,
+    ToolFlags,
     encode_infill,
 )
 from localllm.cli.options.shared import require_complete
@@ -69,17 +69,17 @@ class OneShot:
 
     model: str | None
     words: list[str] | None
-    prompt: PromptGroup
-    output: OutputGroup
-    engine: options.EngineGroup
-    generation: options.GenerationGroup
-    named: TemplateGroup
-    follow: FollowUpGroup
-    tools: ToolGroup
-    images: ImageGroup
-    infill: InfillGroup
-    endpoint: EndpointGroup
-    diffusion: DiffusionGroup
+    prompt: PromptFlags
+    output: OutputFlags
+    engine: options.EngineFlags
+    generation: options.GenerationFlags
+    named: TemplateFlags
+    follow: FollowUpFlags
+    tools: ToolFlags
+    images: ImageFlags
+    infill: InfillFlags
+    endpoint: EndpointFlags
+    diffusion: DiffusionFlags
 
     def run(self) -> None:
         """Generate, print and save the answer. Raises LocalllmError, and KeyboardInterrupt on Ctrl-C."""
@@ -319,7 +319,7 @@ def save_conversation(
         earlier.save(model, messages)
 
 
-def fill_template(named: TemplateGroup, inputs: PromptInputs) -> PromptInputs:
+def fill_template(named: TemplateFlags, inputs: PromptInputs) -> PromptInputs:
     """Fill a template with the prompt and the --field values. Raises UsageError."""
     from localllm.services.prompt_templates import load_template, parse_fields
 
@@ -331,16 +331,16 @@ def fill_template(named: TemplateGroup, inputs: PromptInputs) -> PromptInputs:
     return PromptInputs(material, "\n\n".join(filter(None, (template.fill("", fields), question))), inputs.prompt_first)
 
 
-def validate_combination(n: int, beams: int, choices: options.GenerationGroup) -> None:
+def validate_combination(n: int, beams: int, choices: options.GenerationFlags) -> None:
     """Raise UsageError for invalid answer counts, and for beams with sampling options."""
     from localllm.generation.beam_search import require_counts
 
     require_counts(n, beams)
     if options.is_draft_model(choices.speculate):
-        raise UsageError("a draft model works for a single answer: leave out --n, --beams or --speculate")
+        raise UsageError("a draft model works for a single answer only: leave out --n and --beams, or --speculate")
     drawing = choices.get_sampling()
     if beams and drawing:
-        raise UsageError(f"{next(iter(drawing))} cannot be combined with --beams: beam search does not sample")
+        raise UsageError(f"{next(iter(drawing))} has no effect with --beams, which does not sample: leave it out")
 
 
 def prepare_options(
@@ -349,8 +349,7 @@ def prepare_options(
     """Return options that reproduce the answer. Raises UsageError for a receipt that cannot be written.
 
     inputs: files of the prompt. The receipt must not replace these, a file of the model, or, unless forced, any file
-    that
-    is not a receipt.
+    that is not a receipt.
     """
     from localllm.files.safe_file import resolve_target
     from localllm.services import remote_receipts as remote

@@ -7,7 +7,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 import localllm
-from localllm.cli.options.shared import DRAFT, EngineGroup, is_draft_model
+from localllm.cli.options.shared import DRAFT, EngineFlags, is_draft_model
 from localllm.cli.terminal import output as terminal
 from localllm.cli.terminal.output import ProgressLine, is_terminal, say, say_dim, wrap_line
 from localllm.cli.terminal.render import format_size, to_one_line
@@ -17,7 +17,7 @@ from localllm.system.terminal import use_normal_keys
 
 if TYPE_CHECKING:
     from localllm.api import Model
-    from localllm.cli.options.search import FileFilterGroup, SearchModelGroup
+    from localllm.cli.options.search import FileFilterFlags, SearchModelFlags
     from localllm.generation.options import GenerationOptions
     from localllm.services.hub.catalogue import HubReference, MissingError
     from localllm.services.search.ranking import PassageSearch
@@ -77,7 +77,7 @@ def pull_with_progress(reference: "HubReference") -> str:
                 self.line.show(to_one_line(text))
 
         def report_lookup(self, subject: str) -> None:
-            self.show(f"{reference.text}: looking at {subject}", last=True)
+            self.show(f"{reference.text}: requesting {subject}", last=True)
 
         def report_check(self, file: str, done: int, total: int) -> None:
             self.show(f"checking {format_size(done)} of {format_size(total)}: {file}", last=done == total)
@@ -131,7 +131,7 @@ def get_first_messages(model: str | None, is_remote: bool) -> "list[Message]":
     return [] if model is None or is_remote else read_messages(model)
 
 
-def compute_max_bytes(model: str, engine: EngineGroup, on_overflow: str | None) -> int:
+def compute_max_bytes(model: str, engine: EngineFlags, on_overflow: str | None) -> int:
     """Return the maximum bytes of a prompt in UTF-8.
 
     Raises the errors of resolve_model_path, and ModelError.
@@ -153,7 +153,7 @@ def get_unlimited() -> int:
 
 def open_model(
     model: str,
-    engine: EngineGroup,
+    engine: EngineFlags,
     chat_template: str | None = None,
     no_cache: bool = False,
     mmproj: str | None = None,
@@ -195,7 +195,7 @@ def open_draft_model(model: "Model", options: "GenerationOptions", speculate: st
     if not is_draft_model(speculate):
         return options
     if model.file is None:
-        raise UsageError("speculate: a draft model is not available with --endpoint")
+        raise UsageError("speculate must not name a draft model with --endpoint: give the server a draft model instead")
     from dataclasses import replace
 
     with ProgressLine() as line:
@@ -211,7 +211,7 @@ def check_thinking(model: "Model", think: str) -> bool:
 
     has_choice = ChatFormat(model.session.template, model.tokenizer).has_thinking_choice
     if not has_choice:
-        say(f"localllm: the model's chat template has no thinking option: {think!r} has no effect")
+        say(f"localllm: --think {think} is ignored: the model's chat template has no thinking option")
     return has_choice
 
 
@@ -283,8 +283,8 @@ def make_hash_progress(line: ProgressLine) -> Callable[[int, int], None]:
 @contextmanager
 def open_search(
     places: Sequence[str],
-    files: "FileFilterGroup",
-    models: "SearchModelGroup",
+    files: "FileFilterFlags",
+    models: "SearchModelFlags",
     threads: int | None,
     device: str,
     lines: Sequence[str] | None = None,

@@ -200,7 +200,7 @@ def parse_size(text: str) -> int:
     """Parse a size in bytes, with an optional K, M or G. Raises ValueError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)B?", text.strip().upper())
     if not match:
-        raise ValueError(f"{text!r} is not a size such as 500M or 8G")
+        raise ValueError(f"must be a size in bytes, such as 500M or 8G, not {text!r}")
     return int(float(match[1]) * UNITS[match[2]])
 
 
@@ -210,6 +210,7 @@ def make_integer_parser(default: str) -> Callable[[str], int | None]:
 
 
 PREFIX = "LOCALLLM_"
+TITLE = "title"  # attribute of an option group: the title of its section in the help
 NAMED = "_named"  # suffix of the name of the option that can replace an argument
 REQUIRED = inspect.Parameter.empty
 T = TypeVar("T")
@@ -262,13 +263,21 @@ def resolve_declaration(hint: Any, default: object) -> tuple[Any, object]:
 
 
 @dataclass_transform(kw_only_default=True)
-def option_group(kind: type[T]) -> type[T]:
-    """Make a class an option group: a dataclass without __eq__ and __repr__, which take 0.1 ms each to generate."""
-    for name, hint in kind.__annotations__.items():
-        if name in vars(kind):
-            kind.__annotations__[name], default = resolve_declaration(hint, vars(kind)[name])
-            setattr(kind, name, default)
-    return dataclass(kw_only=True, repr=False, eq=False)(kind)
+def option_group(title: str) -> Callable[[type[T]], type[T]]:
+    """Make a class an option group, whose options are in the help's section `title`.
+
+    The class becomes a dataclass without __eq__ and __repr__, which take 0.1 ms each to generate.
+    """
+
+    def decorate(kind: type[T]) -> type[T]:
+        for name, hint in kind.__annotations__.items():
+            if name in vars(kind):
+                kind.__annotations__[name], default = resolve_declaration(hint, vars(kind)[name])
+                setattr(kind, name, default)
+        setattr(kind, TITLE, title)
+        return dataclass(kw_only=True, repr=False, eq=False)(kind)
+
+    return decorate
 
 
 class GroupField(NamedTuple):
@@ -279,9 +288,14 @@ class GroupField(NamedTuple):
     default: object
 
 
-class DeclaredGroup:
-    """An option group without a dataclass; dataclasses for the sampling options would take 1 ms."""
+class DeclaredFlags:
+    """An option group without a dataclass; dataclasses for the sampling options would take 1 ms.
 
+    Attributes:
+        title: of its section in the help.  options: its fields.
+    """
+
+    title: ClassVar[str] = ""
     options: ClassVar[Sequence[GroupField]] = ()
 
     def __init__(self, **values: object):
@@ -290,11 +304,11 @@ class DeclaredGroup:
 
 def list_fields(kind: Any) -> Sequence[Any]:
     """Return the options of a group."""
-    return kind.options if issubclass(kind, DeclaredGroup) else fields(kind)
+    return kind.options if issubclass(kind, DeclaredFlags) else fields(kind)
 
 
 def is_group(kind: object) -> bool:
-    return isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, DeclaredGroup))
+    return isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, DeclaredFlags))
 
 
 def find_explicit_options(options: Any) -> dict[str, Any]:
@@ -326,11 +340,11 @@ def flatten(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def iter_parameters(name: str, kind: object, default: object, panel: str | None) -> Iterator[inspect.Parameter]:
-    """Yield the parameters of an option group; the help panel is the first sentence of the group's docstring."""
+    """Yield the parameters of an option group, in the help panel of the group's title; of an option, only its own."""
     if not is_group(kind):
         yield from iter_leaf_parameters(name, kind, default, panel)
         return
-    panel = " ".join((kind.__doc__ or "").partition(".")[0].split())
+    panel = getattr(kind, TITLE)
     for each in list_fields(kind):
         yield from iter_parameters(each.name, each.type, REQUIRED if each.default is MISSING else each.default, panel)
 

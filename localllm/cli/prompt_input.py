@@ -63,7 +63,7 @@ def read_prompt(
     if exact is not None:
         parts.append(decode_file(read_file(exact, most_bytes, encoding), exact, encoding, whole=True))
     if "-" in files and sys.stdin is None:
-        raise UsageError("-f -: stdin is closed")
+        raise UsageError("-f -: stdin is closed; pipe the text, as in `cat FILE | localllm run ...`")
     if "-" in files or (use_stdin and sys.stdin is not None and not is_terminal(sys.stdin)):
         data = read_bounded(open_stdin(), most_bytes, encoding)
         piped = decode_file(data, "stdin", encoding) if data else ""
@@ -78,8 +78,7 @@ def sort_arguments(arguments: Sequence[str], files: Sequence[str]) -> tuple[list
     """Split arguments into the prompt, if there is one, and files; folders are replaced by their files.
 
     files: of -f. If there are any, arguments that exist are files, too, since a shell expands `-f *.txt` like that.
-    Raises
-    UsageError for two prompts.
+    Raises UsageError for two prompts.
     """
     more_files = [each for each in arguments if files and os.path.exists(each)]
     texts = [each for each in arguments if each not in more_files]
@@ -98,7 +97,7 @@ def list_text_files(folder: str) -> list[str]:
 
     paths = [path for path in iter_text_files([folder], FileFilter()) if read_text(path) is not None]
     if not paths:
-        raise UsageError(f"{folder}: the folder contains no text files")
+        raise UsageError(f"{folder}: the folder contains no text files; give a file, or another folder")
     return paths
 
 
@@ -140,7 +139,7 @@ def read_file(file: str, most_bytes: Callable[[], int], encoding: str | None) ->
             return read_bounded(source, most_bytes, encoding)
     except (OSError, ValueError) as error:  # a name with a NUL in it is a ValueError
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"cannot read the prompt from {file}: {reason}") from None
+        raise UsageError(f"cannot read the prompt from {file}: {reason}; -f needs an existing, readable file") from None
 
 
 def read_bounded(source: BinaryIO, most_bytes: Callable[[], int], encoding: str | None = None) -> bytes:
@@ -190,7 +189,10 @@ def require_decodable(text: str, name: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         wrong = ord(text[error.start]) & 0xFF  # Python's surrogate of an invalid UTF-8 byte
-        raise UsageError(f"{name}: not UTF-8 at character {error.start} (0x{wrong:02x})") from None
+        hint = "put the text into a file, and use -f with --encoding"
+        raise UsageError(
+            f"{name} must be UTF-8 (found byte 0x{wrong:02x} at character {error.start}): {hint}"
+        ) from None
     return text
 
 
@@ -200,8 +202,7 @@ def build_prompt(
     """Return the prompt as messages; unchanged if `raw`, or for models that cannot chat.
 
     first: messages before it. Warns if the file has no chat template. Raises UsageError for a system message with a
-    model
-    that cannot chat.
+    model that cannot chat.
     """
     if raw:
         return text

@@ -13,7 +13,7 @@ from localllm.errors import UsageError
 from localllm.frozen import frozen
 
 if TYPE_CHECKING:
-    from localllm.cli.options.quantizing import SetGroup
+    from localllm.cli.options.quantizing import TypeSetFlags
     from localllm.files.gguf.tensor_source import Source
     from localllm.files.logits_file import LogitsFile
     from localllm.quantizing.plan import QuantizeRequest
@@ -35,7 +35,7 @@ def make_files(
     source: "Source",
     requests: "Sequence[QuantizeRequest]",
     out: str | None,
-    group: "SetGroup",
+    group: "TypeSetFlags",
     options: QuantizeSetOptions,
 ) -> None:
     """Write a file for each request, and print a table of them. Raises UsageError, ModelError, LocalllmError."""
@@ -139,8 +139,9 @@ def open_base(path: str, source: "Source") -> "LogitsFile":
     base, shapes = LogitsFile.open(path), {tensor.name: tensor.shape for tensor in source.tensors}
     rows = next((shapes[name][0] for name in ("output.weight", "token_embd.weight") if name in shapes), None)
     if rows != base.vocab_size:
-        sizes = f"{base.vocab_size} tokens, the model has {rows or 'none'}"
-        raise UsageError(f"{to_one_line(path)}: the logits are another model's: their vocabulary has {sizes}")
+        sizes = f"their vocabulary has {base.vocab_size} tokens, the model's {rows or 'none'}"
+        hint = "save this model's with `localllm perplexity --save-logits`"
+        raise UsageError(f"{to_one_line(path)}: the logits are from another model: {sizes}; {hint}")
     return base
 
 
@@ -174,7 +175,7 @@ def format_plan(members: "Sequence[SetMember]") -> str:
 
 
 def format_report(
-    results: "Sequence[TypeResult]", seconds: float, group: "SetGroup", measured: "Mapping[str, Divergence]"
+    results: "Sequence[TypeResult]", seconds: float, group: "TypeSetFlags", measured: "Mapping[str, Divergence]"
 ) -> str:
     """Format the table of files as text with lines of sha256sum, JSON or Markdown.
 

@@ -58,8 +58,7 @@ class NameLock:
     """A name that only one process on this computer holds, until it is closed or the process ends.
 
     Implemented as an abstract socket on Linux and a mutex on Windows, which leave nothing on the disk, and a locked
-    file on
-    macOS.
+    file on macOS.
     """
 
     def __init__(self, name: str):

@@ -169,7 +169,7 @@ def test_an_adapter_is_no_model_and_is_inspected_as_an_adapter(wrong: Wrong, cli
     require_refused(cli, path, refusal, ["run", "tokenize"])
     require_refused(cli, path, "adapter.type must be lora (found None)", ["inspect"])
     code, _, err = cli(*arguments("quantize", path))
-    assert code == 2 and "this is an adapter: add --adapter to write it in another type" in err
+    assert code == 2 and "must be a model, not an adapter; add --adapter to write it in another type" in err
 
 
 def test_bidirectional_attention_is_not_usable_but_inspected(wrong: Wrong, cli):

@@ -287,7 +287,7 @@ def test_think_shows_hides_or_turns_off_reasoning(chat: Terminal):
     assert "thinking is off" in chat.say("/think off")
     assert "thinking is auto; reasoning is shown" in chat.say("/think auto")
     assert "/think auto|on" in chat.say("/think perhaps")
-    assert "the model's chat template has no thinking option: 'on' has no effect" in chat.say("/think on")
+    assert "--think on is ignored: the model's chat template has no thinking option" in chat.say("/think on")
     assert "the answer is empty: the model wrote only reasoning" in chat.say("ponder")
 
 
@@ -324,7 +324,7 @@ def test_run_ends_reasoning_without_an_answer_with_a_line_break_and_a_word(tiny:
 
 
 def test_run_reports_a_template_without_a_thinking_switch(tiny: str):
-    message = "localllm: the model's chat template has no thinking option: 'on' has no effect\n"
+    message = "localllm: --think on is ignored: the model's chat template has no thinking option\n"
     for choice, begin in (("on", message), ("auto", ""), ("off", "")):
         run = Terminal("run", tiny, "-p", "hello", "-c", "512", "--think", choice, program=TALKER)
         assert run.end() == 0 and plain(run.seen) == f"{begin}HELLO\n"
@@ -378,9 +378,9 @@ def test_the_external_editor_writes_and_edits_a_question(chat: Terminal):
     chat.say("/edit")
     assert "WRITTEN ELSEWHERE NOW" in chat.say(" now")
     assert "removed: written elsewhere now" in chat.say("/undo")
-    assert "nothing to undo" in chat.say("/undo")
-    assert "no question yet" in chat.say("/edit")
-    assert "no question yet" in chat.say("/retry")
+    assert "the conversation has no question to undo" in chat.say("/undo")
+    assert "no question to edit yet" in chat.say("/edit")
+    assert "no question to repeat yet" in chat.say("/retry")
     assert "no answer to continue" in chat.say("/continue")
 
 

@@ -101,7 +101,7 @@ def test_extract_applies_to_each_of_several_answers(cli):
 
 def test_extract_is_refused_with_conflicting_options(cli):
     code, _, err = cli("run", "-p", "Hi", "-x", "--json")
-    assert code == 2 and err.endswith("--extract cannot be combined with --json\n")
+    assert code == 2 and err.endswith("--extract cannot be combined with --json: leave out one of them\n")
 
 
 # ---- follow-up questions

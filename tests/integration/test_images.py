@@ -506,7 +506,7 @@ def test_an_image_in_a_piped_chat_equals_run(models, call):
     assert shown[:2] == call("run", path, "-p", "What?", "--image", models / "one.png", *more)[:2]
     assert shown[1] != call("chat", path, *more, stdin=b"What?")[1]
     for source, message in (
-        ("-", "use `localllm run` for an image from stdin"),
+        ("-", "reads prompts from stdin: use `localllm run`"),
         ("https://a.example/b.png", "are not downloaded"),
     ):
         code, out, err = call("chat", path, "--image", source, *more, stdin=b"What?")

@@ -103,7 +103,7 @@ def test_files_named_by_a_template_are_beside_it(folder: Path):
         (("run", GUIDE, "Hi", "--template", "bad"), "line 2: an option must be NAME: VALUE"),
         (("run", GUIDE, "Hi", "--template", "endless"), "the options at the top must be followed by a line ---"),
         (("run", GUIDE, "Hi", "--template", "odd"), "unknown option --colour"),
-        (("templates", "show"), "NAME is missing: give the template to show"),
+        (("templates", "show"), "NAME is missing: localllm templates show NAME"),
         (("templates", "edit", "a/b"), "is not a valid template name"),
     ],
 )
@@ -134,7 +134,7 @@ def test_edit_copies_a_built_in_template(cli, folder: Path, monkeypatch):
     assert cli("templates", "edit", "haiku")[0] == 1
     monkeypatch.delenv("EDITOR")
     code, _, err = cli("templates", "edit", "haiku")
-    assert code == 2 and "EDITOR is not set: set it, or write the template to" in err
+    assert code == 2 and "EDITOR is not set: set it to your editor's command, or write" in err
 
 
 def test_fields_are_parsed_and_the_last_value_counts():

@@ -21,7 +21,7 @@ from tiny_model import write_tiny_model
 
 from localllm import api, builtin_model
 from localllm.cli.commands.serve import read_api_keys
-from localllm.cli.options.one_shot import EndpointGroup
+from localllm.cli.options.one_shot import EndpointFlags
 from localllm.files.cache import prefix_files
 from localllm.generation.chunked_prefill import LIVE_CHUNK
 from localllm.generation.constraints.constraint import Constraint
@@ -494,7 +494,7 @@ def test_comments_in_a_key_file_are_ignored(tmp_path):
     file.write_text("# the laptop's\n\n  correct horse  \n#12345678\nbattery staple\n")
     file.chmod(0o600)
     assert read_api_keys(str(file)) == ("correct horse", "battery staple")
-    assert EndpointGroup(endpoint="http://127.0.0.1:1", api_key_file=str(file)).parse_endpoint().key == "correct horse"
+    assert EndpointFlags(endpoint="http://127.0.0.1:1", api_key_file=str(file)).parse_endpoint().key == "correct horse"
 
 
 # The server, which is asked to end a moment after it listens: by SIGTERM, on Windows by Ctrl-Break.

@@ -253,10 +253,10 @@ def test_the_documented_container_file_builds_and_answers(tmp_path: Path):
 
 
 def test_documented_options_of_serve_exist():
-    from localllm.cli.commands.serve import AddressGroup, LimitGroup
+    from localllm.cli.commands.serve import ServerAddressFlags, ServerLimitFlags
 
     text = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
-    names = {*AddressGroup.__dataclass_fields__, *LimitGroup.__dataclass_fields__}
+    names = {*ServerAddressFlags.__dataclass_fields__, *ServerLimitFlags.__dataclass_fields__}
     documented = {name.replace("-", "_") for name in re.findall(r"--([a-z][a-z-]*)", text)}
     others = {"no_cache_dir", "create_home", "user", "now"}  # of pip, useradd and systemctl
     assert documented - others <= names, documented - others - names

@@ -3,7 +3,7 @@
 from localllm.cli import open_model as opening
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models
-from localllm.cli.options.search import FileFilterGroup, SearchModelGroup, SearchPaths, Threshold
+from localllm.cli.options.search import FileFilterFlags, SearchModelFlags, SearchPaths, Threshold
 from localllm.cli.parameters import option
 from localllm.cli.terminal.output import ProgressLine, say, write
 from localllm.errors import UsageError
@@ -17,11 +17,11 @@ def ask(
     top: int = option("-k --top", "Number of passages to answer from.  [default: 8]", "N", default=8),
     threshold: Threshold = None,
     system: options.System = None,
-    files: FileFilterGroup,
-    models: SearchModelGroup,
-    engine: options.EngineGroup,
+    files: FileFilterFlags,
+    models: SearchModelFlags,
+    engine: options.EngineFlags,
     no_cache: options.NoCache = False,
-    choices: options.GenerationGroup,
+    choices: options.GenerationFlags,
 ) -> None:
     """Answer a question from files, and cite the passages.
 

@@ -42,7 +42,7 @@ class IntegerList:
         numbers = tuple(map(int, text.split(","))) if match else ()
         if not numbers or min(numbers) < self._least or len(numbers) != (self._length or len(numbers)):
             kind = "integers" if self._length is None else f"{self._length} integers"
-            raise ValueError(f"{text!r} must be {kind} from {self._least} to 9999999, separated by commas.")
+            raise ValueError(f"must be {kind} from {self._least} to 9999999, separated by commas, not {text!r}")
         return numbers
 
 
@@ -75,8 +75,8 @@ def bench(
     ),
     device: options.Device = "auto",
     gpu_layers: options.GpuLayers = "auto",
-    cache: options.CacheGroup,
-    rope: options.RopeGroup,
+    cache: options.CacheFlags,
+    rope: options.RopeFlags,
     memory: options.Memory = None,
     as_markdown: bool = option("--md", "Print a Markdown table (the default if stdout is not a terminal)."),
     as_json: options.AsJson = False,

@@ -10,7 +10,7 @@ import typer
 
 from localllm.cli import open_model as opening
 from localllm.cli.options import shared as options
-from localllm.cli.options.one_shot import EndpointGroup, ImageGroup, ToolGroup, open_remote
+from localllm.cli.options.one_shot import EndpointFlags, ImageFlags, ToolFlags, open_remote
 from localllm.cli.options.shared import require_complete
 from localllm.cli.parameters import option, option_group
 from localllm.cli.prompt_input import (
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from localllm.text.messages import Message
 
 
-@option_group
+@option_group("Session and display")
 class ChatView:
-    """Session and display."""
+    """Which session `chat` resumes, and how it shows answers."""
 
     session: str | None = option(
         "--session", "Resume this session, or start it; it is saved after every answer.", "NAME"
@@ -58,12 +58,12 @@ def chat(
     chat_template: options.ChatTemplate = None,
     encoding: Encoding = None,
     look: ChatView,
-    engine: options.EngineGroup,
+    engine: options.EngineFlags,
     no_cache: options.NoCache = False,
-    choices: options.GenerationGroup,
-    tools: ToolGroup,
-    images: ImageGroup,
-    endpoint: EndpointGroup,
+    choices: options.GenerationFlags,
+    tools: ToolFlags,
+    images: ImageFlags,
+    endpoint: EndpointFlags,
 ) -> None:
     """Chat with a model.
 
@@ -151,11 +151,11 @@ def require_no_shortening(on_overflow: str | None) -> None:
 def open_for_chat(
     path: str | None,
     place: "Endpoint | None",
-    engine: options.EngineGroup,
-    choices: options.GenerationGroup,
+    engine: options.EngineFlags,
+    choices: options.GenerationFlags,
     template: str | None,
     no_cache: bool,
-    images: ImageGroup,
+    images: ImageFlags,
 ) -> "Model":
     """Open a model that can hold a conversation.
 

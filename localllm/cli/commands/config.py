@@ -99,7 +99,7 @@ def list_all_options(settings: Settings) -> Iterator[Row]:
 
     for command in settings.command:
         if command not in COMMANDS:
-            raise settings.make_error(f"unknown command {command}", "command", command)
+            raise settings.make_error(f"unknown command {command}; localllm --help lists them", "command", command)
     users: dict[Row, list[str]] = {}
     for command in COMMANDS:
         params = list_params(command)

@@ -3,7 +3,7 @@
 from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models
-from localllm.cli.options.quantizing import MetadataGroup
+from localllm.cli.options.quantizing import MetadataFlags
 from localllm.cli.parameters import argument, option
 from localllm.cli.terminal.output import ProgressLine, exit_on_signals, say, write
 from localllm.cli.terminal.quantize_progress import copy_files
@@ -15,7 +15,7 @@ def edit(
     model: str = argument("MODEL", "GGUF file or model name.", offer_models),
     out: str | None = argument("[OUT]", "Output file.  [default: MODEL itself]"),
     *,
-    changes: MetadataGroup,
+    changes: MetadataFlags,
     restore: str | None = option("--restore", "Write a stored header back to MODEL.", "FILE"),
     strict: bool = option("--strict", "Fail if a removed key is missing or the template is broken."),
     dry_run: bool = option("--dry-run", "Print the changes without writing anything."),

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from localllm.services.evaluation.questions import Comparison, Evaluation
 
 
-@option_group
-class PromptGroup:
-    """Prompts."""
+@option_group("Prompts")
+class EvalPromptFlags:
+    """Options of `eval` for the prompt of each question."""
 
     prompt: str | None = option(
         "-p --prompt",
@@ -47,9 +47,9 @@ def eval(
         "FILE",
     ),
     redo: bool = option("--redo", "Answer all questions again, and replace the answers in FILE."),
-    prompts: PromptGroup,
-    engine: options.EngineGroup,
-    choices: options.AnswerGroup,
+    prompts: EvalPromptFlags,
+    engine: options.EngineFlags,
+    choices: options.AnswerFlags,
     as_json: options.AsJson = False,
     as_csv: bool = option("--csv", "Print the table as CSV: model, group, right, of, share, low, high."),
 ) -> None:
@@ -89,8 +89,8 @@ def eval(
         path = os.path.abspath(resolve_model_path(model))
         values = get_values_for(model)
         values["temperature"] = 0.0 if values["temperature"] is None else values["temperature"]
-        own, ask = build_group(options.AnswerGroup, values), build_group(PromptGroup, values)
-        engine = build_group(options.EngineGroup, values)
+        own, ask = build_group(options.AnswerFlags, values), build_group(EvalPromptFlags, values)
+        engine = build_group(options.EngineFlags, values)
         system = options.read_system_message(ask.system, ask.system_file)
         job = MapJob(
             path, PromptBuilder(ask.prompt, None, system, first=opening.get_first_messages(model, is_remote=False)),

@@ -183,7 +183,7 @@ def format_conclusion(facts: "ModelFit") -> str:
             f"about {disk['tokens_per_s']:.1f} tokens/s."
         )
     if not any(longest.values()):
-        return "This model does not fit."
+        return "This model does not fit into memory: choose a smaller file, such as one of type Q4_K_M or Q2_K."
     if all(length == facts["context"] for length in longest.values()):
         return f"It fits, with its whole context of {facts['context']} tokens."
     return "It fits with " + ", ".join(f"{length} tokens ({kind})" for kind, length in longest.items() if length) + "."

@@ -3,9 +3,9 @@
 from typing import Annotated
 
 from localllm.cli.options import shared as options
-from localllm.cli.options.mapping import AnswersGroup, RecordsGroup, TableGroup
+from localllm.cli.options.mapping import MapOutputFlags, MapPromptFlags, TableFlags
 from localllm.cli.options.offers import offer_models
-from localllm.cli.options.one_shot import EndpointGroup
+from localllm.cli.options.one_shot import EndpointFlags
 from localllm.cli.parameters import argument
 
 Model = Annotated[str | None, argument("MODEL", options.A_MODEL, offer_models, also=options.NAMED)]
@@ -19,12 +19,12 @@ def map(
     model: Model = None,
     input: Input = None,
     *,
-    ask: RecordsGroup,
-    output: AnswersGroup,
-    tables: TableGroup,
-    engine: options.EngineGroup,
-    choices: options.AnswerGroup,
-    endpoint: EndpointGroup,
+    ask: MapPromptFlags,
+    output: MapOutputFlags,
+    tables: TableFlags,
+    engine: options.EngineFlags,
+    choices: options.AnswerFlags,
+    endpoint: EndpointFlags,
 ) -> None:
     """Answer many prompts, in parallel.
 

@@ -21,9 +21,9 @@ PERCENTILES = ("99.9", "99", "95", "90", "75", "50", "25", "10", "5", "1", "0.1"
 NAMES = {"hellaswag": "HellaSwag", "winogrande": "Winogrande", "multiple-choice": "multiple choice"}
 
 
-@option_group
-class ChoiceTaskGroup:
-    """Multiple-choice tasks instead of perplexity."""
+@option_group("Multiple-choice tasks instead of perplexity")
+class ChoiceTaskFlags:
+    """Options of `perplexity` that select a benchmark of multiple-choice tasks."""
 
     hellaswag: bool = option("--hellaswag", "Score the HellaSwag tasks in TEXT: 6 lines each, as in llama.cpp.")
     hellaswag_tasks: int | None = option(
@@ -77,9 +77,9 @@ def perplexity(
         "--per-token", "Write each scored token with its log probability, in nats, to FILE as CSV.", "FILE"
     ),
     threads: options.Threads = None,
-    tasks: ChoiceTaskGroup,
-    cache: options.CacheGroup,
-    rope: options.RopeGroup,
+    tasks: ChoiceTaskFlags,
+    cache: options.CacheFlags,
+    rope: options.RopeFlags,
     as_json: options.AsJson = False,
     force: options.Force = False,
 ) -> None:
@@ -102,7 +102,8 @@ def perplexity(
     if selected := tasks.select():
         if chunks is not None or save_logits is not None or kl_divergence or base is not None or per_token is not None:
             raise UsageError(
-                f"--{selected[0]} scores tasks, so it cannot be combined with options for chunks, logits or tokens"
+                f"--{selected[0]} scores tasks instead of chunks: leave out --chunks, --save-logits, --kl-divergence, "
+                "--base and --per-token"
             )
         score_file(
             model, text, selected, context=context, threads=threads, kv_type=cache.format_types(),

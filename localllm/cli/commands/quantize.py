@@ -13,12 +13,12 @@ from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_formats
 from localllm.cli.options.quantizing import (
-    CalibrationGroup,
-    FormatGroup,
-    ImportanceGroup,
-    MetadataGroup,
-    SetGroup,
-    SplitGroup,
+    CalibrationFlags,
+    ImportanceFlags,
+    MetadataFlags,
+    SplitFlags,
+    TensorFormatFlags,
+    TypeSetFlags,
 )
 from localllm.cli.parameters import argument, option
 from localllm.cli.quantize_set import MAX_GROWTH, QuantizeSetOptions, make_files
@@ -43,12 +43,12 @@ def quantize(
         offer_formats,
     ),
     *,
-    formats: FormatGroup,
-    importance: ImportanceGroup,
-    calibration: CalibrationGroup,
-    several_types: SetGroup,
-    split: SplitGroup,
-    changes: MetadataGroup,
+    formats: TensorFormatFlags,
+    importance: ImportanceFlags,
+    calibration: CalibrationFlags,
+    several_types: TypeSetFlags,
+    split: SplitFlags,
+    changes: MetadataFlags,
     override_kv: list[str] | None = option(
         "--override-kv", "Override metadata; TYPE is int, float, bool or str.  [repeatable]", "KEY=TYPE:VALUE"
     ),
@@ -163,8 +163,8 @@ def require_model(source: "Source", path: str) -> None:
     from localllm.files.gguf.kinds import ADAPTER, get_kind
 
     if kind := get_kind(source.metadata):
-        hint = ": add --adapter to write it in another type" if kind == ADAPTER else ", which is always F32"
-        raise UsageError(f"{path}: this is {'an' if kind == ADAPTER else 'a'} {kind}{hint}")
+        hint = "; add --adapter to write it in another type" if kind == ADAPTER else "; these files are always F32"
+        raise UsageError(f"{path} must be a model, not {'an' if kind == ADAPTER else 'a'} {kind}{hint}")
 
 
 def convert_adapter(arguments: list[str], base: str | None, force: bool) -> None:
@@ -177,9 +177,9 @@ def convert_adapter(arguments: list[str], base: str | None, force: bool) -> None
     path, *others = arguments
     type = others.pop().upper() if others and others[-1].upper() in FORMATS else "F32"
     if len(others) > 1:
-        raise UsageError(f"{others[-1]!r} is not a type of adapters: {', '.join(FORMATS)}")
+        raise UsageError(f"the type of an adapter must be {', '.join(FORMATS)}, not {others[-1]!r}")
     if base is None and os.path.isdir(path):
-        raise UsageError("--adapter needs --base MODEL, the model that the adapter is for")
+        raise UsageError("a PEFT folder needs the model that it adapts: add --base MODEL")
     target = others[0] if others else f"{path.rstrip('/').removesuffix('.gguf')}-{type}.gguf"
     if not others and not force:
         service.require_absent([target])
@@ -204,7 +204,7 @@ quantize.__doc__ = (quantize.__doc__ or "").replace("TYPES\n", f"{format_types()
 
 
 def read_arguments(
-    arguments: tuple[str, ...], importance: ImportanceGroup, calibration: CalibrationGroup, several_types: SetGroup
+    arguments: tuple[str, ...], importance: ImportanceFlags, calibration: CalibrationFlags, several_types: TypeSetFlags
 ) -> "tuple[str, str | None, list[Recipe], tuple[str, ...] | None, int | None]":
     """Return IN, OUT, the types, the calibration files, and the threads. Raises UsageError."""
     if several_types.has_several:
@@ -301,7 +301,7 @@ def parse_positional(arguments: tuple[str, ...]) -> tuple[str, str | None, "Reci
     if len(arguments) in (2, 3):
         hint = suggest_type(arguments[-1]) or "localllm quantize --help lists the types"
         raise UsageError(f"unknown quantization type {to_one_line(arguments[-1])}; {hint}")
-    raise UsageError("expected IN [OUT] TYPE")
+    raise UsageError(f"expected 2 or 3 arguments, IN [OUT] TYPE, found {len(arguments)}")
 
 
 def split_calibration_files(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -341,7 +341,7 @@ class PhaseTimer:
         line: shows what happens before a stage, such as compiling.  progress: shows all stages.
     """
 
-    def __init__(self, calibration: CalibrationGroup) -> None:
+    def __init__(self, calibration: CalibrationFlags) -> None:
         self.line = ProgressLine()
         shares = SIZED if calibration.has_size else CALIBRATED if calibration.calibrate else {ENCODING: 1.0}
         self.progress = StageProgress(shares, self.line)

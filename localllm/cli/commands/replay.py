@@ -50,8 +50,8 @@ def replay(
         result = repeat_remotely(record, generation, model)
         return print_verdict(receipts.find_difference(record["result"], result))
     opening_options, path = record["opening"], record["model"]["files"][0]["path"] if model is None else model
-    cache = options.CacheGroup(kv_type=opening_options["kv_type"])
-    engine = options.EngineGroup(
+    cache = options.CacheFlags(kv_type=opening_options["kv_type"])
+    engine = options.EngineFlags(
         context=opening_options["context"],
         threads=opening_options["threads"],
         cache=cache,
@@ -70,7 +70,7 @@ def replay(
     print_verdict(receipts.find_difference(record["result"], result))
 
 
-def read_adapters(opening_options: dict[str, object]) -> options.AdapterGroup:
+def read_adapters(opening_options: dict[str, object]) -> options.AdapterFlags:
     """Return the options of a receipt's adapters. Raises UsageError."""
     recorded: list[Any] = [opening_options.get(name, []) for name in ("lora", "control_vectors")]
     layers: Any = opening_options.get("control_layers")
@@ -78,18 +78,23 @@ def read_adapters(opening_options: dict[str, object]) -> options.AdapterGroup:
         lora, vectors = ([(str(each["path"]), float(each["scale"])) for each in rows] for rows in recorded)
         layers = layers and (int(layers[0]), int(layers[1]))
     except (TypeError, ValueError, KeyError, IndexError):
-        raise UsageError("the receipt's adapters are invalid") from None
+        raise UsageError(
+            "the receipt's adapters must have a path and a scale each; write it again with `localllm run --receipt`"
+        ) from None
     both: Any = [lora], [vectors]
-    return options.AdapterGroup(lora=both[0], control_vector=both[1], control_vector_layer_range=layers)
+    return options.AdapterFlags(lora=both[0], control_vector=both[1], control_vector_layer_range=layers)
 
 
-def parse_rope(opening_options: dict[str, object]) -> options.RopeGroup:
+def parse_rope(opening_options: dict[str, object]) -> options.RopeFlags:
     """Return the RoPE options of a receipt. Raises UsageError."""
     rope = opening_options.get("rope", {})
     if not isinstance(rope, dict) or not all(isinstance(rope.get(name), kind | None) for name, kind in ROPE.items()):
-        raise UsageError("the receipt's RoPE options are invalid")
+        raise UsageError(
+            f"the receipt's RoPE options must be an object of {', '.join(ROPE)}, not {str(rope)[:80]}; "
+            "write it again with `localllm run --receipt`"
+        )
     scale, base, original = rope.get("factor"), rope.get("base"), rope.get("original_context")
-    return options.RopeGroup(
+    return options.RopeFlags(
         rope_scaling=rope.get("kind"), rope_scale=scale, rope_freq_base=base, yarn_orig_ctx=original
     )
 

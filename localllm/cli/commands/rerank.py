@@ -50,7 +50,7 @@ def rerank(
     records = read_inputs(input, None)
     texts = [text for record in records if isinstance(text := get_document(record, field), str)]
     if len(texts) < len(records):
-        raise UsageError("a reranker does not accept images")
+        raise UsageError('a reranker ranks texts only: remove the field "image" from the records')
     engine = EngineOptions(threads, context or None, backend=device, progress=opening.make_compile_progress(line))
     with open_with_warnings(open_reranker(resolve_model_path(model), engine), line) as model_opened:
         scores_found = model_opened.rerank(

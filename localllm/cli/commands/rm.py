@@ -45,4 +45,5 @@ def rm(
     remove_empty_folders(removable.path.parent)
     say_dim(f"{format_size(removable.size)} removed")
     if dependents:
-        say(f"localllm: warning: no model is left for the names {', '.join(dependents)}")
+        names = ", ".join(dependents)
+        say(f"localllm: warning: the model of these names is removed: {names}; remove them with `localllm rm NAME`")

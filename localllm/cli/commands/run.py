@@ -4,16 +4,16 @@ import sys
 
 from localllm.cli.one_shot import OneShot
 from localllm.cli.options import shared as options
-from localllm.cli.options.diffusion import DiffusionGroup
+from localllm.cli.options.diffusion import DiffusionFlags
 from localllm.cli.options.one_shot import (
-    EndpointGroup,
-    FollowUpGroup,
-    ImageGroup,
-    InfillGroup,
-    OutputGroup,
-    PromptGroup,
-    TemplateGroup,
-    ToolGroup,
+    EndpointFlags,
+    FollowUpFlags,
+    ImageFlags,
+    InfillFlags,
+    OutputFlags,
+    PromptFlags,
+    TemplateFlags,
+    ToolFlags,
 )
 from localllm.cli.parameters import argument, find_explicit_options
 from localllm.cli.terminal.output import is_terminal, set_plain
@@ -31,17 +31,17 @@ def run(
     model: options.OptionalModelName = None,
     words: list[str] | None = argument("[TEXT]", "Prompt, in quotes."),
     *,
-    prompt: PromptGroup,
-    output: OutputGroup,
-    engine: options.EngineGroup,
-    generation: options.GenerationGroup,
-    named: TemplateGroup,
-    follow: FollowUpGroup,
-    tools: ToolGroup,
-    images: ImageGroup,
-    infill: InfillGroup,
-    endpoint: EndpointGroup,
-    diffusion: DiffusionGroup,
+    prompt: PromptFlags,
+    output: OutputFlags,
+    engine: options.EngineFlags,
+    generation: options.GenerationFlags,
+    named: TemplateFlags,
+    follow: FollowUpFlags,
+    tools: ToolFlags,
+    images: ImageFlags,
+    infill: InfillFlags,
+    endpoint: EndpointFlags,
+    diffusion: DiffusionFlags,
 ) -> None:
     """Answer one prompt.
 

@@ -8,7 +8,7 @@ import typer
 
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models
-from localllm.cli.options.search import FileFilterGroup, SearchModelGroup, SearchPaths, Threshold, Top
+from localllm.cli.options.search import FileFilterFlags, SearchModelFlags, SearchPaths, Threshold, Top
 from localllm.cli.parameters import option
 from localllm.cli.terminal.output import add_attribute, is_terminal, say, say_dim, to_json_line, write
 from localllm.errors import UsageError
@@ -41,8 +41,8 @@ def search(
     model: str | None = option(
         "-m --model", "Alias of --embedder.", "MODEL", autocompletion=offer_models, typed_only=True
     ),
-    files: FileFilterGroup,
-    models: SearchModelGroup,
+    files: FileFilterFlags,
+    models: SearchModelFlags,
     threads: options.Threads = None,
     device: options.Device = "auto",
 ) -> None:

@@ -35,9 +35,9 @@ OLLAMA_PORT = 11434
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
-@option_group
-class AddressGroup:
-    """Address and access."""
+@option_group("Address and access")
+class ServerAddressFlags:
+    """Options of `serve`: where it listens, and which requests it accepts."""
 
     port: int = option("--port", "TCP port.  [default: 11435]", "N", default=PORT)
     socket: str | None = option(
@@ -73,9 +73,9 @@ class AddressGroup:
     )
 
 
-@option_group
-class LimitGroup:
-    """Limits."""
+@option_group("Limits")
+class ServerLimitFlags:
+    """Options of `serve` that limit memory, time, and the size and count of requests."""
 
     parallel: int | None = option("-np --parallel", "Maximum concurrent requests per model.  [default: 16]", "N")
     idle: float | None = option(
@@ -121,9 +121,9 @@ def serve(
         also=options.NAMED,
     ),
     *,
-    place: AddressGroup,
-    share: LimitGroup,
-    engine: options.EngineGroup,
+    place: ServerAddressFlags,
+    share: ServerLimitFlags,
+    engine: options.EngineFlags,
     chat_template: options.ChatTemplate = None,
     no_cache: options.NoCache = False,
     mmproj: Projector = None,
@@ -159,9 +159,9 @@ def serve(
     if mmproj is not None and len(paths) > 1:
         raise UsageError("--mmproj needs a single model; several models use the mmproj-*.gguf in their folders")
     if place.allow_pull and models:
-        raise UsageError("--allow-pull serves whatever is pulled: leave out MODEL")
+        raise UsageError("--allow-pull adds models while the server runs: leave out MODEL, to serve all local ones")
     if missing := [folder for folder in share.media_path or () if not os.path.isdir(folder)]:
-        raise UsageError(f"--media-path: {missing[0]} is not a folder")
+        raise UsageError(f"--media-path must be an existing folder, not {missing[0]}")
 
     openers, stamps = dict[str, "Opener"](), {each.name: get_stamp(each.name) for each in served}
     names = {each.name: own for each in served if (own := make_name_options(each, share.cache_reuse, openers))}
@@ -219,7 +219,7 @@ def map_names(models: list[str]) -> list[ServedModel]:
         path = resolve_model_path(model)
         name = name or (get_file_stem(path) if model == path else model)
         if name in served:
-            raise UsageError(f"two models are named {name}: rename one with NAME={model}")
+            raise UsageError(f"two models are named {name}: give one another name with NAME={model}")
         served[name] = ServedModel(name, path, text)
     return [*served.values()]
 
@@ -288,7 +288,7 @@ def locate_by_name(name: str) -> str:
     from localllm.services.hub.catalogue import resolve_model
 
     if is_path(name) or name.startswith(("/", ".", "~")):
-        raise UsageError(f"{name[:80]!r} is a path, not the name of a model")
+        raise UsageError(f"model must be a name that `localllm list` shows, not the path {name[:80]!r}")
     return resolve_model(name)
 
 
@@ -315,7 +315,7 @@ def make_name_options(
 
 def make_opener(values: "Mapping[str, Any]", cache_reuse: int | None, name: str | None = None) -> "Opener":
     def open_with_options(path: str) -> "Model":
-        engine = build_group(options.EngineGroup, values)
+        engine = build_group(options.EngineFlags, values)
         model = opening.open_model(
             path, engine, values["chat_template"], values["no_cache"], values["mmproj"], name=name
         )
@@ -334,7 +334,8 @@ def read_api_keys(file: str | None) -> tuple[str, ...]:
 
     keys = tuple(read_keys(file))
     if short := [key for key in keys if len(key) < 8 or not key.isascii()]:
-        raise UsageError(f"{file}: a key must have at least 8 ASCII characters, not {len(short[0])}")
+        found = f"{len(short[0])} characters" if short[0].isascii() else "others"
+        raise UsageError(f"{file}: each key must have at least 8 characters, all ASCII (found {found}): replace it")
     if Path(file).stat().st_mode & 0o077:
         say(f"localllm: warning: other users of this computer can read {file}; run chmod 600 {file}")
     return keys

@@ -40,9 +40,9 @@ def sessions(
         return write("\n".join(lines) + "\n")
     if not name:
         raise UsageError(
-            "the text to search for is missing"
+            "TEXT is missing: localllm sessions search TEXT"
             if action == "search"
-            else f"NAME is missing: give the session to {action}"
+            else f"NAME is missing: localllm sessions {action} NAME"
         )
     if action == "rm":
         kept.remove_session(name)
@@ -50,7 +50,7 @@ def sessions(
     if action == "search":
         matches = [f"{session}:{number}: {to_one_line(line)}" for session, number, line in kept.find_sessions(name)]
         if not matches:
-            return say(f"localllm: no session has {to_one_line(name)!r}")
+            return say(f"localllm: no session contains {to_one_line(name)!r}")
         return write("\n".join(matches) + "\n")
     messages = kept.read_session(name).messages
     if md:

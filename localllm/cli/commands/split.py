@@ -2,7 +2,7 @@
 
 from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options.offers import offer_models
-from localllm.cli.options.quantizing import SplitGroup
+from localllm.cli.options.quantizing import SplitFlags
 from localllm.cli.parameters import argument, option
 from localllm.cli.terminal.output import say, write
 from localllm.cli.terminal.quantize_progress import copy_files, describe_plan
@@ -12,7 +12,7 @@ def split(
     model: str = argument("MODEL", "GGUF file or model name.", offer_models),
     out: str | None = argument("[OUT]", "Prefix of the new files' names.  [default: MODEL's]"),
     *,
-    limits: SplitGroup,
+    limits: SplitFlags,
     dry_run: bool = option("--dry-run", "Print the plan without writing anything."),
 ) -> None:
     """Split a GGUF file into several, as llama-gguf-split does.

@@ -40,7 +40,7 @@ def templates(
     if name is None and action == "path":
         return write(f"{kept.own_folder()}\n")
     if name is None:
-        raise UsageError(f"NAME is missing: give the template to {action}")
+        raise UsageError(f"NAME is missing: localllm templates {action} NAME")
     if action == "edit":
         return edit(name)
     write(f"{kept.find_path(name)}\n" if action == "path" else kept.find_path(name).read_text(encoding="utf-8"))
@@ -56,13 +56,14 @@ def edit(name: str) -> None:
     text = kept.find_path(name).read_text(encoding="utf-8") if name in kept.list_names() else NEW.format(name=name)
     editor = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "")
     if not editor:
-        raise UsageError(f"EDITOR is not set: set it, or write the template to {path}")
+        raise UsageError(f"EDITOR is not set: set it to your editor's command, or write {path} yourself")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             path.write_text(text, encoding="utf-8")
         subprocess.run([*editor, str(path)], check=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise LocalllmError(f"cannot edit {path}: {getattr(error, 'strerror', None) or error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise LocalllmError(f"cannot edit {path} with EDITOR={shlex.join(editor)}: {reason}") from None
     kept.load_template(name)
     say_dim(f"localllm run --template {name}")

@@ -117,7 +117,8 @@ class TerminalConversation:
         count, room = length(text), model.context - model.context // 8 - used_tokens
         if count > room:
             raise UsageError(
-                f"{name} has {format_tokens(count)}, but only {max(0, room)} of the context of {model.context} are free"
+                f"{name} has {format_tokens(count)}, but only {max(0, room)} of the context of {model.context} are "
+                "free; attach a shorter file, or use /clear or /context N first"
             )
         self.texts.append(text)
 
@@ -127,7 +128,7 @@ class TerminalConversation:
         images: list[str] = next((line.get("images", []) for line in reversed(lines) if line["role"] == "user"), [])
         message = self.undo()
         if message is None:
-            return say_dim("there is no question yet")
+            return say_dim("there is no question to repeat yet; ask one first")
         text, options = message if question is None else question, self.options
         if question is None:
             options = replace(options, sampling=replace(options.sampling, seed=None))
@@ -321,8 +322,7 @@ class TerminalConversation:
         """Save the conversation as a new session; trunk: the session that it branches off.
 
         Raises UsageError if the session exists, LocalllmError if writing fails. On failure, a conversation that belongs
-        to a
-        session stays in it; another one is saved again after each answer.
+        to a session stays in it; another one is saved again after each answer.
         """
         file, failure = SessionFile(name), None
         try:
@@ -382,8 +382,8 @@ class TerminalConversation:
             if not self.file.is_written:
                 self.unsaved = True
                 say(
-                    f"localllm: error: session {self.file.name!r} could not be saved completely: "
-                    "it lacks the last messages"
+                    f"localllm: error: session {self.file.name!r} lacks the last messages, which could not be saved; "
+                    "copy them from the terminal"
                 )
             self.file.close()
         self.file = None
@@ -460,7 +460,7 @@ NAME_OPTIONS = ("sampling", *UNSET_VALUES, "template_variables")
 class NameSettings(NamedTuple):
     """The settings of a model's name in a chat, merged with the options of the command line."""
 
-    engine: options.EngineGroup
+    engine: options.EngineFlags
     template: str | None
     system: str | None
     generation: "GenerationOptions"
@@ -469,9 +469,9 @@ class NameSettings(NamedTuple):
     def load(cls, name: str) -> "NameSettings":
         """Return the settings of a name. Raises UsageError, ModelError."""
         values = get_values_for(name)
-        generation = options.build_generation_options(None, build_group(options.GenerationGroup, values))
+        generation = options.build_generation_options(None, build_group(options.GenerationFlags, values))
         system = options.read_system_message(values["system"], values["system_file"])
-        return cls(build_group(options.EngineGroup, values), values["chat_template"], system, generation)
+        return cls(build_group(options.EngineFlags, values), values["chat_template"], system, generation)
 
 
 def make_opener(

@@ -82,7 +82,7 @@ def parse_value(name: str, text: str, kind: type) -> object:
     if kind is tuple:
         return tuple(shlex.split(text)) if text.startswith('"') and text.count('"') % 2 == 0 else tuple(text.split(";"))
     if kind not in (int, float, str):
-        raise UsageError(f"{name} cannot be set in a chat")
+        raise UsageError(f"{name} cannot be set in a chat: start the chat with its option (localllm chat --help)")
     try:
         return kind(text)
     except ValueError:

@@ -142,7 +142,7 @@ def set_system(conversation: "TerminalConversation", argument: str, tools: Comma
 
 def undo_questions(conversation: "TerminalConversation", argument: str, tools: CommandTools) -> None:
     if argument and not (argument.isdecimal() and 0 < int(argument) < 10**9):
-        raise UsageError("/undo N removes the last N questions; N must be an integer of 1 or more")
+        raise UsageError(f"/undo N removes the last N questions; N must be an integer of 1 or more, not {argument!r}")
     for number in range(int(argument or 1)):
         if conversation.images:
             say_dim(f"removed: the image {os.path.basename(conversation.images.pop())}")
@@ -153,7 +153,7 @@ def undo_questions(conversation: "TerminalConversation", argument: str, tools: C
         question = conversation.undo()
         if question is None:
             if not number:
-                say_dim("nothing to undo")
+                say_dim("the conversation has no question to undo")
             break
         say_dim(f"removed: {shorten(question)}")
     conversation.keep()
@@ -167,7 +167,7 @@ def edit_question(conversation: "TerminalConversation", argument: str, tools: Co
     """Edit the last question; sending it replaces the old one."""
     question = next((line["content"] for line in reversed(conversation.lines) if line["role"] == "user"), None)
     if question is None:
-        return say_dim("there is no question yet")
+        return say_dim("there is no question to edit yet; ask one first")
     text = tools.edit(question)
     if text is None or not text.strip():
         return say_dim("nothing changed")
@@ -185,9 +185,9 @@ def attach_file(conversation: "TerminalConversation", argument: str, tools: Comm
         with open(path, "rb") as file:
             data = file.read(max_bytes + 1)
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+        raise UsageError(f"cannot read {path}: {error.strerror}; /read needs an existing text file") from None
     if len(data) > max_bytes:
-        raise UsageError(f"{path} exceeds the context of {conversation.model.context} tokens")
+        raise UsageError(f"{path} exceeds the context of {conversation.model.context} tokens; attach a shorter file")
     text, warning = decode_with_replacement(data, path)
     if warning:
         say(f"localllm: warning: {warning}")
@@ -264,7 +264,9 @@ def lora(conversation: "TerminalConversation", argument: str, tools: CommandTool
         try:
             scales = {**scales, name.strip(): float(text)}
         except ValueError:
-            raise UsageError("/lora NAME SCALE, such as /lora poet 0.5") from None
+            raise UsageError(
+                f"usage: /lora NAME SCALE, such as /lora poet 0.5; SCALE must be a number, not {text!r}"
+            ) from None
         from localllm.generation.adapters import order_scales
 
         order_scales(engine, scales)
@@ -318,7 +320,7 @@ def set_thinking(conversation: "TerminalConversation", argument: str, tools: Com
     if argument in THINK:
         conversation.set(replace(conversation.options, think=argument))
     elif argument not in ("hide", "show"):
-        raise UsageError(f"usage: /think {'|'.join(THINK)}|hide|show")
+        raise UsageError(f"usage: /think {'|'.join(THINK)}|hide|show, not {argument!r}")
     if argument != "off":
         conversation.shows_reasoning = argument != "hide"
     if argument in THINK and not check_thinking(conversation.model, argument):
@@ -339,10 +341,10 @@ def get_last_answer(conversation: "TerminalConversation", only_code: bool) -> st
     """Return the last answer, or its last code block. Raises UsageError without one."""
     text = next((line["content"] for line in reversed(conversation.lines) if line["role"] == "assistant"), None)
     if text is None:
-        raise UsageError("there is no answer yet")
+        raise UsageError("there is no answer yet; ask a question first")
     code = extract_code(text, last=True) if only_code else text
     if code is None:
-        raise UsageError("the last answer has no code block")
+        raise UsageError("the last answer has no code block; leave out `code` for the whole answer")
     return str(code)
 
 

@@ -38,14 +38,14 @@ def show_part(conversation: "TerminalConversation", part: str) -> None:
     elif part == "info":
         show_info(model)
     else:
-        raise UsageError(f"usage: /show, or /show {'|'.join(PARTS)}")
+        raise UsageError(f"usage: /show, or /show {'|'.join(PARTS)}, not {part!r}")
 
 
 def read_license(model: "Model") -> str:
     """Return what the model's file says about its license."""
     metadata = {} if model.file is None else model.file.metadata
     values = [metadata.get(f"general.license{part}") for part in ("", ".name", ".link")]
-    return "\n".join(str(value) for value in values if value) or "the model's file names no license"
+    return "\n".join(str(value) for value in values if value) or "the model's file does not state a license"
 
 
 def show_info(model: "Model") -> None:
@@ -85,11 +85,16 @@ def change_context(conversation: "TerminalConversation", text: str, open_again: 
         messages = count_noun(len(conversation.lines), "message")
         return show_fact("context", f"{conversation.used}{of} tokens, in {messages}")
     if not (text.isdecimal() and 0 < int(text) < 10**9):
-        raise UsageError(f"/context N sets the context in tokens; N must be an integer of 1 or more (found {text!r})")
+        raise UsageError(f"/context N sets the context in tokens; N must be an integer of 1 or more, not {text!r}")
     if model.file is None:
-        raise UsageError("the server decides the context of its models: set it there")
+        raise UsageError(
+            "the server sets the context of its models: start it with `localllm serve -c N`, or ask its owner"
+        )
     if int(text) <= conversation.used:
-        raise UsageError(f"the conversation has {conversation.used} tokens already; use /clear, or a longer context")
+        raise UsageError(
+            f"the context must be longer than the conversation, {conversation.used} tokens (found {text}); "
+            "use /clear first, or a longer context"
+        )
     conversation.switch_model(open_again(int(text)))
     say_dim(f"the context is {conversation.model.context} tokens; the next question reads the conversation again")
 
@@ -99,7 +104,7 @@ def export_conversation(conversation: "TerminalConversation", path: str) -> None
     from localllm.files.safe_file import SafeFile, resolve_target
 
     if not conversation.lines:
-        raise UsageError("there is nothing to export yet")
+        raise UsageError("there is no message to export yet; ask a question first")
     path = os.path.expanduser(path)
     if os.path.lexists(path):
         raise UsageError(f"{path} exists already; give another name")

@@ -18,7 +18,7 @@ class OptionConflict(NamedTuple):
 
     option: str
     others: tuple[str, ...]
-    message: str = "{0} cannot be combined with {1}"
+    message: str = "{0} cannot be combined with {1}: leave out one of them"
 
 
 _EITHER = "give either {1} or {0}, not both"

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from localllm.cli.options.shared import GenerationGroup
+from localllm.cli.options.shared import GenerationFlags
 from localllm.cli.parameters import find_explicit_options, option, option_group
 from localllm.cli.terminal.output import ProgressLine, say
 from localllm.cli.terminal.render import make_stdout_page
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 PLACES, EPSILON = 128, 1e-3  # defaults: tokens of the answer, smallest timestep
 
 
-@option_group
-class DiffusionGroup:
-    """Diffusion language models."""
+@option_group("Diffusion language models")
+class DiffusionFlags:
+    """Options of `run` for diffusion models."""
 
     steps: int | None = option("--diffusion-steps", "Number of denoising steps.  [default: 128]", "N")
     epsilon: float | None = option("--diffusion-eps", "Timestep schedule: smallest timestep.  [default: 0.001]", "N")
@@ -46,8 +46,8 @@ class DiffusionGroup:
 def run_diffusion(
     model_opened: "Model",
     asked: "str | list[Message]",
-    choices: GenerationGroup,
-    diffusion: DiffusionGroup,
+    choices: GenerationFlags,
+    diffusion: DiffusionFlags,
     line: ProgressLine,
 ) -> None:
     """Generate with a diffusion model: print the progress on `line`, and the final answer to stdout.
@@ -79,7 +79,7 @@ def run_diffusion(
     out.end()
 
 
-def build_diffusion_options(choices: GenerationGroup, diffusion: DiffusionGroup) -> "DiffusionOptions":
+def build_diffusion_options(choices: GenerationFlags, diffusion: DiffusionFlags) -> "DiffusionOptions":
     """Build DiffusionOptions from the options. Raises UsageError."""
     from localllm.generation.diffusion import DiffusionOptions
 
@@ -88,9 +88,9 @@ def build_diffusion_options(choices: GenerationGroup, diffusion: DiffusionGroup)
         fields.setdefault("epsilon", EPSILON)
     usual, supported = SamplingOptions(**choices.get_sampling()).complete, map_names("diffusion", OPTIONS)
     if unsupported := choices.get_sampling().keys() - supported.keys():
-        raise UsageError(f"diffusion models do not support {min(unsupported).replace('_', '-')}")
+        raise UsageError(f"diffusion models do not support {min(unsupported).replace('_', '-')}: leave it out")
     if choices.ban:
-        raise UsageError("diffusion models do not support ban: they do not generate from left to right")
+        raise UsageError("diffusion models do not generate from left to right, so cannot ban strings: leave out --ban")
     length = PLACES if choices.max_tokens in (None, -1) else choices.max_tokens
     options = DiffusionOptions(length=length, **fields, **{name: getattr(usual, name) for name in supported})
     options.require_valid()

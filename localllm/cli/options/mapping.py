@@ -10,9 +10,9 @@ from localllm.cli.prompt_input import Encoding
 from localllm.errors import UsageError
 
 
-@option_group
-class RecordsGroup:
-    """Records and prompts."""
+@option_group("Records and prompts")
+class MapPromptFlags:
+    """Options of `map` that make a prompt of each record."""
 
     prompt: str | None = option(
         "-p --prompt",
@@ -28,9 +28,9 @@ class RecordsGroup:
     mmproj: Projector = None
 
 
-@option_group
-class AnswersGroup:
-    """Answers and output."""
+@option_group("Answers and output")
+class MapOutputFlags:
+    """Options of `map`: how records are answered, and where the answers are written."""
 
     output: str | None = option(
         "-o --output",
@@ -65,9 +65,9 @@ class AnswersGroup:
             raise UsageError(f"{option} applies to the answers in the output file: add -o FILE")
 
 
-@option_group
-class TableGroup:
-    """Tables and output formats."""
+@option_group("Tables and output formats")
+class TableFlags:
+    """Options of `map` for tables and output formats."""
 
     as_csv: bool = option("--csv", "Read INPUT as CSV, whatever its name; without -o, also write CSV.")
     format: Literal["jsonl", "csv", "tsv", "text"] | None = option(

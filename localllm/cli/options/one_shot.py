@@ -17,15 +17,15 @@ from localllm.errors import UsageError
 
 if TYPE_CHECKING:
     from localllm.api import Model
-    from localllm.cli.options.shared import AnswerGroup, EngineGroup
+    from localllm.cli.options.shared import AnswerFlags, EngineFlags
     from localllm.cli.terminal.tool_calls import ToolCallRunner
     from localllm.services.remote.http import Endpoint
     from localllm.text.messages import Message
 
 
-@option_group
-class PromptGroup:
-    """Prompt."""
+@option_group("Prompt")
+class PromptFlags:
+    """Options of `run` that make up the prompt: text, files, stdin and the chat template."""
 
     prompt: Prompt = None
     file: list[str] | None = option(
@@ -47,9 +47,9 @@ class PromptGroup:
     no_cache: shared.NoCache = False
 
 
-@option_group
-class OutputGroup:
-    """Output."""
+@option_group("Output")
+class OutputFlags:
+    """Options of `run`: what is printed, and how many answers are generated."""
 
     choices_given: Choices = None
     as_json: shared.AsJson = False
@@ -66,9 +66,9 @@ class OutputGroup:
     beams: int = option("--beams", "Beam search with N beams.  [default: 0, off]", "N", default=0)
 
 
-@option_group
-class FollowUpGroup:
-    """Code blocks and follow-up questions."""
+@option_group("Code blocks and follow-up questions")
+class FollowUpFlags:
+    """Options of `run` that extract code blocks or continue a conversation."""
 
     extract: bool = option(
         "-x --extract", "Print only the first code block of the answer, without its fences, and stop there."
@@ -85,9 +85,9 @@ class FollowUpGroup:
     )
 
 
-@option_group
-class TemplateGroup:
-    """Named prompts."""
+@option_group("Named prompts")
+class TemplateFlags:
+    """Options of `run` that take the prompt from a named template."""
 
     template: str | None = option(
         "--template",
@@ -101,9 +101,9 @@ class TemplateGroup:
     )
 
 
-@option_group
-class InfillGroup:
-    """Fill in the middle, for code models."""
+@option_group("Fill in the middle, for code models")
+class InfillFlags:
+    """Options of `run` that fill a gap in a text (fill in the middle)."""
 
     suffix: str | None = option(
         "--suffix", "Text after the gap; the prompt is then the text before it, verbatim.", "TEXT", typed_only=True
@@ -132,9 +132,9 @@ def encode_infill(model: "Model", prefix: str, suffix: str) -> list[int]:
 KEY = "LOCALLLM_API_KEY"
 
 
-@option_group
-class EndpointGroup:
-    """Remote server instead of a local model."""
+@option_group("Remote server instead of a local model")
+class EndpointFlags:
+    """Options that send the prompt to a server instead of opening a model."""
 
     endpoint: str | None = option(
         "--endpoint", "OpenAI-compatible server, e.g. http://127.0.0.1:8000; MODEL is then one of its models.", "URL"
@@ -144,7 +144,7 @@ class EndpointGroup:
     def parse_endpoint(self) -> "Endpoint | None":
         if self.endpoint is None:
             if self.api_key_file is not None:
-                raise UsageError("api_key_file needs --endpoint URL")
+                raise UsageError("api_key_file is for the server of --endpoint: add --endpoint URL, or leave it out")
             return None
         from localllm.services.remote.http import Endpoint
 
@@ -161,25 +161,24 @@ def read_api_key(file: str | None) -> str | None:
 
 
 def open_remote(
-    place: "Endpoint", model: str | None, choices: "AnswerGroup", engine: "EngineGroup | None" = None, **refused: object
+    place: "Endpoint", model: str | None, choices: "AnswerFlags", engine: "EngineFlags | None" = None, **refused: object
 ) -> Any:
     """Open a RemoteModel, which has the methods of a local model, at an endpoint.
 
     Warns of options about weights, which have no effect. refused: options by name that would change the answer and must
-    not
-    be set. Raises UsageError, EndpointError.
+    not be set. Raises UsageError, EndpointError.
     """
     from localllm.services.remote.model import RemoteModel
 
     for name, value in refused.items():
         if value:
-            raise UsageError(f"{name} is not available with --endpoint: the server sets it")
+            raise UsageError(f"{name} is not available with --endpoint: set it when you start the server")
     if engine is not None and (ignored := list_weight_options(engine)):
         say(f"localllm: ignored (no effect with --endpoint): {', '.join(ignored)}")
     return RemoteModel(place, model, choices.shape.create_output_format())
 
 
-def list_weight_options(engine: "EngineGroup") -> list[str]:
+def list_weight_options(engine: "EngineFlags") -> list[str]:
     """Return the given options about weights and the KV cache, which a server ignores."""
     usual = type(engine)(cache=type(engine.cache)(), rope=type(engine.rope)(), adapters=type(engine.adapters)())
     names = {"context": "-c", "threads": "-t", "device": "--device", "gpu_layers": "-ngl"}
@@ -194,9 +193,9 @@ Projector = Annotated[
 ]
 
 
-@option_group
-class ImageGroup:
-    """Images, for vision models."""
+@option_group("Images, for vision models")
+class ImageFlags:
+    """Options that send images with the prompt."""
 
     image_files: list[str] | None = option(
         "--image", "Image to send with the prompt; - is stdin.  [repeatable]", "FILE"
@@ -222,21 +221,21 @@ class ImageGroup:
         """Return the paths of images, and the bytes of one from stdin. Raises UsageError."""
         files = self.image_files or []
         if files.count("-") > 1 or ("-" in files and sys.stdin is None):
-            raise UsageError("--image -: stdin must be open, and can be used for one image only")
+            raise UsageError("--image - reads one image from stdin: pipe the image, and give - only once")
         return [open_stdin().read() if name == "-" else name for name in files]
 
     def require_files(self) -> None:
         """Raise UsageError for an image from stdin, from which chat reads the conversation."""
         if self.takes_stdin:
-            raise UsageError("--image -: chat reads the prompt from stdin; use `localllm run` for an image from stdin")
+            raise UsageError("--image - is not available in `chat`, which reads prompts from stdin: use `localllm run`")
 
 
 BUILT_IN = ("read_file", "list", "search", "run")
 
 
-@option_group
-class ToolGroup:
-    """Tools that the model may call, each time with your consent."""
+@option_group("Tools that the model may call, each time with your consent")
+class ToolFlags:
+    """Options that let the model call tools."""
 
     tools: str | None = option(
         "--tools",

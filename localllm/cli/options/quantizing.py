@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from localllm.quantizing.splitting import SplitLimits
 
 
-@option_group
-class FormatGroup:
-    """Tensor formats."""
+@option_group("Tensor formats")
+class TensorFormatFlags:
+    """Options of `quantize` that choose the format of each tensor."""
 
     pure: bool = option("--pure", "Use the same format for all tensors, without a mixture.")
     tensor_type: list[str] | None = option(
@@ -48,9 +48,9 @@ class FormatGroup:
         )
 
 
-@option_group
-class ImportanceGroup:
-    """Importance matrix."""
+@option_group("Importance matrix")
+class ImportanceFlags:
+    """Options of `quantize` for an importance matrix."""
 
     imatrix: str | None = option(
         "--imatrix", "Importance matrix, as `localllm imatrix` or llama-imatrix writes it.", "FILE"
@@ -67,9 +67,9 @@ class ImportanceGroup:
     )
 
 
-@option_group
-class CalibrationGroup:
-    """Calibration."""
+@option_group("Calibration")
+class CalibrationFlags:
+    """Options of `quantize` that calibrate, or choose formats by measured sensitivity."""
 
     calibrate: bool = option(
         "--calibrate",
@@ -90,9 +90,9 @@ class CalibrationGroup:
         return self.file_size is not None or self.bits is not None
 
 
-@option_group
-class SetGroup:
-    """Several types."""
+@option_group("Several types")
+class TypeSetFlags:
+    """Options of `quantize` that make files of several types at once."""
 
     types: str | None = option("--types", "Make files of these types, reading the input once.", "TYPE,...")
     ladder: bool = option("--ladder", "Make the usual types, from Q8_0 to Q2_K; with --imatrix down to IQ2_M.")
@@ -125,7 +125,7 @@ class SetGroup:
         return parse_types(self.types, has_importance)
 
     def arguments(
-        self, words: tuple[str, ...], calibration: CalibrationGroup
+        self, words: tuple[str, ...], calibration: CalibrationFlags
     ) -> tuple[tuple[str, str | None], tuple[str, ...] | None]:
         """Return IN, OUT (optional), and the calibration files. Raises UsageError."""
         from localllm.quantizing.quantize import find_type
@@ -146,9 +146,9 @@ class SetGroup:
         return (source, out), tuple(after_source) if calibration.calibrate else None
 
 
-@option_group
-class MetadataGroup:
-    """Metadata."""
+@option_group("Metadata")
+class MetadataFlags:
+    """Options that change a file's metadata."""
 
     set_metadata: list[str] | None = option(
         "--set-metadata",
@@ -174,9 +174,9 @@ class MetadataGroup:
         return not (self.set_metadata or self.remove_metadata or self.chat_template_file)
 
 
-@option_group
-class SplitGroup:
-    """Split files."""
+@option_group("Split files")
+class SplitFlags:
+    """Options that split the output into several files."""
 
     split_max_size: str | None = option(
         "--split-max-size", "Maximum size of a file's tensors, e.g. 45G or 800M.", "SIZE"

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from localllm.services.search.files import FileFilter
 
 
-@option_group
-class FileFilterGroup:
-    """Options that select the files to search."""
+@option_group("Options that select the files to search")
+class FileFilterFlags:
+    """Options of `search` and `ask` that select the files."""
 
     include: list[str] | None = option(
         "-g --include", "Search only files with this name or path, e.g. *.md.  [repeatable]", "GLOB"
@@ -38,9 +38,9 @@ class FileFilterGroup:
         )
 
 
-@option_group
-class SearchModelGroup:
-    """Search models."""
+@option_group("Search models")
+class SearchModelFlags:
+    """Options of `search` and `ask` that name an embedder and a reranker."""
 
     embedder: str | None = option(
         "--embedder",
@@ -78,7 +78,7 @@ def split_question(arguments: Sequence[str], question: str | None, command: str)
         is_first = len(places) > 1 and not is_searchable(places[0]) and all(is_searchable(each) for each in places[1:])
         question = places.pop(0 if is_first else -1)
     if not question.strip():
-        raise UsageError("QUESTION is empty")
+        raise UsageError("QUESTION is empty: give a question, or words to search for")
     if not places:
         piped = sys.stdin is not None and not is_terminal(sys.stdin) and command == "search"
         places = [PIPE] if piped else ["."]
@@ -86,7 +86,7 @@ def split_question(arguments: Sequence[str], question: str | None, command: str)
         quoted = "; put the question in quotes" if len(places) > 1 else ""
         raise UsageError(f"{missing[0]}: no such file or folder{quoted}")
     if PIPE in places and len(places) > 1:
-        raise UsageError("- (stdin) cannot be combined with files")
+        raise UsageError("- (stdin) cannot be combined with files: leave out one of them")
     return places, question
 
 
@@ -107,5 +107,5 @@ def read_piped_lines(places: Sequence[str]) -> list[str] | None:
     if [*places] != [PIPE]:
         return None
     if sys.stdin is None:
-        raise UsageError("-: stdin is closed")
+        raise UsageError("-: stdin is closed; pipe the lines, as in `cat FILE | localllm search - QUESTION`")
     return str(open_stdin().read().decode(errors="replace")).splitlines()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from localllm.cli.options.offers import make_offer, offer_known_models, offer_models, offer_templates
 from localllm.cli.parameters import (
-    DeclaredGroup,
+    DeclaredFlags,
     GroupField,
     argument,
     find_explicit_options,
@@ -118,7 +118,7 @@ def parse_layers(text: str) -> str:
     """Validate a layer count: a number, all (or -1, which becomes all) or auto. Raises ValueError."""
     if text in ("all", "auto", "-1") or (text.isdecimal() and len(text) < 8):
         return "all" if text == "-1" else text
-    raise ValueError(f"{text!r} must be a number, all or auto")
+    raise ValueError(f"must be a number of layers, all or auto, not {text!r}")
 
 
 def convert_layer_count(text: str) -> int | str:
@@ -137,9 +137,9 @@ GpuLayers = Annotated[
 ]
 
 
-@option_group
-class CacheGroup:
-    """KV cache."""
+@option_group("KV cache")
+class CacheFlags:
+    """Options for the types of the KV cache."""
 
     kv_type: str = option(
         "--kv-type",
@@ -171,9 +171,9 @@ class CacheGroup:
         return f"k={self.keys or self.kv_type},v={self.values or self.kv_type}"
 
 
-@option_group
-class RopeGroup:
-    """Rotary positions (RoPE)."""
+@option_group("Rotary positions (RoPE)")
+class RopeFlags:
+    """Options that scale rotary positions, for contexts beyond the trained one."""
 
     rope_scaling: Literal["none", "linear", "yarn"] | None = option(
         "--rope-scaling",
@@ -221,9 +221,9 @@ def resolve_files(lists: Any) -> list[tuple[str, float]]:
     return [(resolve_adapter(path), scale) for path, scale in pairs]
 
 
-@option_group
-class AdapterGroup:
-    """Adapters."""
+@option_group("Adapters")
+class AdapterFlags:
+    """Options that apply LoRA adapters and control vectors."""
 
     lora: list[str] = option(
         "--lora --lora-scaled",
@@ -263,9 +263,9 @@ class AdapterGroup:
         return found
 
 
-@option_group
-class EngineGroup:
-    """Model and hardware."""
+@option_group("Model and hardware")
+class EngineFlags:
+    """Options that decide how a model is opened: context, threads, device, memory."""
 
     context: int | None = option(
         "-c --context --ctx-size",
@@ -276,9 +276,9 @@ class EngineGroup:
     threads: Threads = None
     device: Device = "auto"
     gpu_layers: GpuLayers = "auto"
-    cache: CacheGroup
-    rope: RopeGroup
-    adapters: AdapterGroup
+    cache: CacheFlags
+    rope: RopeFlags
+    adapters: AdapterFlags
     memory: Memory = None
 
     def to_options(self, progress: "Progress", on_upload: "Progress") -> "EngineOptions":
@@ -312,7 +312,7 @@ def parse_token_bias(text: str) -> tuple[int, float]:
         if not token.isdecimal() or not bias[:1].isalnum() or math.isnan(amount := float(bias)):
             raise ValueError
     except ValueError:
-        raise ValueError(f"{text!r} must be a token id and a bias such as 15043+1.5 or 15043-inf") from None
+        raise ValueError(f"must be a token id and a bias, such as 15043+1.5 or 15043-inf, not {text!r}") from None
     return int(token), -amount if sign == "-" else amount
 
 
@@ -329,8 +329,10 @@ def iter_declared(is_usual: bool) -> Iterator[GroupField]:
             yield GroupField(name, Annotated[hint if is_switch else hint | None, flags], False if is_switch else None)
 
 
-class SamplingGroup(DeclaredGroup):
-    """Sampling."""
+class SamplingFlags(DeclaredFlags):
+    """The common sampling options."""
+
+    title = "Sampling"
 
     options = tuple(iter_declared(is_usual=True))
 
@@ -345,8 +347,10 @@ Letters = Annotated[
 ]
 
 
-class MoreSamplingGroup(DeclaredGroup):
-    """More sampling options."""
+class MoreSamplingFlags(DeclaredFlags):
+    """The sampling options that are rarely needed."""
+
+    title = "More sampling options"
 
     options = (*iter_declared(is_usual=False), GroupField("letters", Letters, None))
 
@@ -369,9 +373,9 @@ HideThinking = Annotated[
 ]
 
 
-@option_group
-class ConstraintGroup:
-    """Constrained output. Thinking is not constrained."""
+@option_group("Constrained output")
+class ConstraintFlags:
+    """Options that constrain the answer to a schema, a grammar or a regular expression."""
 
     json_schema: str | None = option(
         "-j --json-schema -jf --json-schema-file", "Constrain the answer to JSON that matches this schema.", "FILE|TEXT"
@@ -396,7 +400,7 @@ class ConstraintGroup:
 
         if len(self.forms) > 1:
             names = (f"--{name.replace('_', '-')}" for name in self.forms)
-            raise UsageError(f"{' and '.join(names)} cannot be combined")
+            raise UsageError(f"{' and '.join(names)} cannot be combined: an answer can match only one of them")
         schema, grammar = read_value("json_schema", self.json_schema, "{"), read_value("grammar", self.grammar, "::=")
         return make_constraint(schema, grammar, self.regex, self.json_whitespace, self.additional_properties)
 
@@ -423,12 +427,13 @@ def read_value(name: str, argument: str | None, sign: str) -> str | None:
         return Path(argument).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "the file is not UTF-8"
-        raise UsageError(f"cannot read {argument}: {reason}") from None
+        expected = "a schema or the name of a file" if sign == "{" else "a grammar or the name of a file"
+        raise UsageError(f"{name} must be {expected}: cannot read {argument}: {reason}") from None
 
 
-@option_group
-class ThinkingGroup:
-    """Thinking and chat template variables."""
+@option_group("Thinking and chat template variables")
+class ThinkingFlags:
+    """Options for the model's thinking, and for variables of the chat template."""
 
     think: Literal["auto", "on", "off", "low", "medium", "high"] = declare_option(OPTIONS["think"], default="auto")
     think_budget: int | None = declare_option(OPTIONS["think_budget"], make_integer_parser("-1"))
@@ -452,7 +457,7 @@ def parse_speculate(text: str) -> str:
     """Parse auto, mtp, ngram, off or draft:MODEL. Raises ValueError."""
     if text in ("auto", "mtp", "ngram", "off") or (text.startswith("draft:") and text != "draft:"):
         return text
-    raise ValueError(f"{text!r} must be auto, mtp, ngram, off or draft:MODEL")
+    raise ValueError(f"must be auto, mtp, ngram, off or draft:MODEL, not {text!r}")
 
 
 def is_draft_model(speculate: str) -> bool:
@@ -460,27 +465,27 @@ def is_draft_model(speculate: str) -> bool:
     return speculate.startswith(DRAFT)
 
 
-@option_group
-class AnswerGroup:
-    """Generation."""
+@option_group("Generation")
+class AnswerFlags:
+    """Options of an answer, apart from speculation and overflow: length, sampling, constraint."""
 
     max_tokens: int | None = declare_option(OPTIONS["max_tokens"])
     stop: list[str] | None = declare_option(OPTIONS["stop"])
     ban: list[str] | None = declare_option(OPTIONS["ban"])
     escape: bool = option("-e/--no-escape --escape", r"Process escape sequences in TEXT: \n, \t, \xNN, ...")
-    sampling: SamplingGroup
-    steps: MoreSamplingGroup
-    shape: ConstraintGroup
-    thoughts: ThinkingGroup
+    sampling: SamplingFlags
+    steps: MoreSamplingFlags
+    shape: ConstraintFlags
+    thoughts: ThinkingFlags
 
     def get_sampling(self) -> dict[str, Any]:
         """Return the given sampling options by field of SamplingOptions. Raises UsageError."""
         return find_explicit_options(self.sampling) | self.steps.to_fields()
 
 
-@option_group
-class GenerationGroup(AnswerGroup):
-    """Generation."""
+@option_group("Generation")
+class GenerationFlags(AnswerFlags):
+    """All options of an answer, including speculation and context overflow."""
 
     speculate: str = declare_option(
         OPTIONS["speculate"], parse_speculate, make_offer(("auto", "mtp", "ngram", "off", "draft:")), default="auto"
@@ -492,7 +497,7 @@ class GenerationGroup(AnswerGroup):
 
 
 def build_generation_options(
-    on_progress: "Callable[[int, int], None] | None", choices: AnswerGroup
+    on_progress: "Callable[[int, int], None] | None", choices: AnswerFlags
 ) -> GenerationOptions:
     """Build and check GenerationOptions, without a draft model. Raises UsageError.
 
@@ -508,7 +513,7 @@ def build_generation_options(
         "constraint": choices.shape.create_constraint(),
         "ban": tuple(choices.ban or ()),
     }
-    if not isinstance(choices, GenerationGroup):
+    if not isinstance(choices, GenerationFlags):
         return GenerationOptions(limit, stop, sampling, on_progress, "auto", **further)
     keep = choices.keep
     if keep is not None and choices.on_overflow != "shift":

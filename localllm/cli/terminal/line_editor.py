@@ -54,8 +54,7 @@ class LineEditor:
     """A line editor for prompts.
 
     Enter ends the input; Alt-Enter, or a backslash before Enter, begins a new line. After three quotes, Enter begins
-    new
-    lines until three more quotes are typed.
+    new lines until three more quotes are typed.
     """
 
     def __init__(self, complete: Complete = lambda line: ()) -> None:

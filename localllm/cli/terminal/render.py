@@ -93,7 +93,8 @@ def require_answers(answers: "Sequence[Generation | Answer]") -> None:
 def note_overflow(answer: "Generation") -> None:
     """Print a note if tokens were dropped, or the answer ended, because the context is full."""
     if answer.dropped:
-        say(f"localllm: the context is full: {answer.dropped} tokens after the first {answer.kept} were dropped")
+        dropped = f"{answer.dropped} tokens after the first {answer.kept} were dropped"
+        say(f"localllm: the context is full: {dropped}; raise -c to keep more")
     elif answer.is_full:
         say("localllm: the answer ended because the context is full; raise -c or use --on-overflow shift")
 
@@ -121,8 +122,7 @@ def format_columns(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], sid
     """Format rows as columns, each aligned to the left (<) or the right (>), at most `wide` columns wide.
 
     wide: 0 means no limit. Without enough room, right-aligned columns are omitted, and long cells of left-aligned
-    columns
-    other than the first are truncated.
+    columns other than the first are truncated.
     """
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     if wide:

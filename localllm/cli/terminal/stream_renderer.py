@@ -98,8 +98,7 @@ class WordWrapper:
     """Breaks lines between words at the terminal's current width, except in code.
 
     A word is held back until it is complete, which is one token in most cases. Characters of scripts without spaces,
-    and
-    emoji, are words of their own; a word that exceeds a line is left to the terminal.
+    and emoji, are words of their own; a word that exceeds a line is left to the terminal.
 
     Attributes:
         column: column of the next character.

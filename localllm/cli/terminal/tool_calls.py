@@ -62,7 +62,8 @@ class ToolCallRunner:
                     f"there is no terminal to ask for consent: allow the calls with --yes {','.join(silent)}"
                 )
             if keyboard is None:
-                say(f"localllm: there is no terminal to ask for consent: tools not offered: {', '.join(silent)}")
+                names = ",".join(silent)
+                say(f"localllm: no terminal to ask for consent: {names} not offered; allow them with --yes {names}")
                 box.limit_to(yes)
             else:
                 stack.callback(keyboard.close)

@@ -65,8 +65,7 @@ class PerplexityRunner:
         """Yield the cumulative scores after each of the chunks, int32 [chunks, size].
 
         save: a file for the logits, complete after the last chunk. Raises the errors of LogitsWriter, and UsageError if
-        it is
-        one of the model's files.
+        it is one of the model's files.
         """
         total, vocab_size = Prediction(), self._sequence.vocab_size
         if save:

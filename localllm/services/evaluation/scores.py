@@ -165,8 +165,7 @@ def compute_mcnemar_p_value(only_first: int, only_second: int) -> float:
     """Return the exact two-sided p-value for the hypothesis that both models are equally good (McNemar 1947).
 
     only_first, only_second: count of questions that only this model answered right; under the hypothesis, each of them
-    is
-    the toss of a fair coin.
+    is the toss of a fair coin.
     """
     total, least = only_first + only_second, min(only_first, only_second)
     return min(1.0, 2 * sum(comb(total, count) for count in range(least + 1)) / (1 << total))

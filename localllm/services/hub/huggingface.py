@@ -177,8 +177,7 @@ class HubRepository:
         """Pass bytes `start` to end - 1 of a file to `take` in chunks, each once and in order.
 
         Resumes after a broken connection. Raises LocalllmError if the hub sends no more bytes, ModelError if the file
-        differs
-        or is not accessible, and whatever `take` raises.
+        differs or is not accessible, and whatever `take` raises.
         """
         position, failures = start, 0
         while position < end:

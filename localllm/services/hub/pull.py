@@ -153,8 +153,7 @@ def download_file(
     """Download one file; return the count of bytes received.
 
     bytes_before: bytes of the files downloaded before.  total: bytes of all files. A resumed file that fails
-    verification is
-    downloaded again from the start, once.
+    verification is downloaded again from the start, once.
     """
     received = 0
 

@@ -170,8 +170,7 @@ class PromptBuilder:
         """Build the prompt of a record: messages, or a string if raw. Raises LocalllmError for missing fields.
 
         Images in the record's field `image` (a path, a data URL or a list of them) are placed before the prompt, unless
-        the
-        prompt names that field.
+        the prompt names that field.
         """
         if record.error:
             raise UsageError(record.error)

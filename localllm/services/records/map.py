@@ -280,8 +280,7 @@ def iter_in_order(
     """Yield results in the order of the records: each waits for the results of all earlier records.
 
     On an exception, the waiting results are yielded before it is raised again. records: a deque is emptied on the way,
-    and
-    may be extended meanwhile.
+    and may be extended meanwhile.
     """
     waiting: dict[int, tuple[Record, Result]] = {}
     order = records if isinstance(records, deque) else deque(records)

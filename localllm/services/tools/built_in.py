@@ -278,8 +278,7 @@ def make_toolbox(
     """Create a toolbox of the named built-in tools and the tools of MCP servers, which run until `stack` closes.
 
     allowed: folders that built-in tools may access.  mcp: path of a file of MCP servers. Raises UsageError, and the
-    errors
-    of McpServers.
+    errors of McpServers.
     """
     if unknown := [name for name in names if name not in BUILT_IN]:
         raise UsageError(f"unknown tool {unknown[0]!r}; available tools: {', '.join(BUILT_IN)}")

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 import typer
@@ -28,7 +28,7 @@ from localllm.cli.command import Command, unescape_text
 from localllm.cli.commands.completion import complete_word
 from localllm.cli.defaults import list_conflicts
 from localllm.cli.help_text import format_help, help_width
-from localllm.cli.options.shared import AdapterGroup, CacheGroup, EngineGroup, RopeGroup, parse_token_bias
+from localllm.cli.options.shared import AdapterFlags, CacheFlags, EngineFlags, RopeFlags, parse_token_bias
 from localllm.cli.parameters import NAMED, argument
 from localllm.cli.prompt_input import read_prompt
 from localllm.cli.registry import COMMANDS, build_command, list_params, require_command
@@ -55,14 +55,18 @@ def parsed(name: str, *words: object) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Inner:
-    """What is inside. More of it is not told."""
+    """A group of options."""
+
+    title: ClassVar[str] = "What is inside"
 
     small: Annotated[int | None, typer.Option("-s", "--small", metavar="N", help="A number.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outer:
-    """What is outside."""
+    """A group with a group in it."""
+
+    title: ClassVar[str] = "What is outside"
 
     texts: Annotated[list[str] | None, typer.Option("--text", metavar="TEXT", help="A text.")] = None
     inner: Inner
@@ -221,7 +225,7 @@ def test_each_llama_cpp_option_is_either_known_or_refused():
         ("run x -temp 0", "unknown option -temp; did you mean --temp"),
         ("run x -prompt y", "unknown option -prompt; did you mean --prompt"),
         ("run x --zzz", "unknown option --zzz; localllm run --help lists the options"),
-        ("run x -p", "-p needs a value"),
+        ("run x -p", "-p needs a value: put it after -p"),
         ("run x --temp cold", "--temp: must be a number, not 'cold'"),
         ("run x -s 1.5", "-s: must be an integer, not '1.5'"),
         (
@@ -286,7 +290,7 @@ def test_logit_bias_is_parsed_from_id_and_bias(text: str, bias: float | None):
     if bias is not None:
         assert parse_token_bias(text) == (3, bias)
     else:
-        with pytest.raises(ValueError, match=f"^{re.escape(repr(text))} must be a token id and a bias"):
+        with pytest.raises(ValueError, match=f"^must be a token id and a bias, .* not {re.escape(repr(text))}$"):
             parse_token_bias(text)
 
 
@@ -467,12 +471,12 @@ def test_conflicting_options_name_existing_options():
         ("[aliases]\na = 'b'\nc = 3\n", 3, "an alias must be .*"),
         ("[model]\nsmall = 3\n", 2, r"model must contain tables, such as \[model.small\]"),
         ("[defaults]\n# nothing\ntempp = 1\n", 3, "no command has an option --tempp"),
-        ("[command.run]\ntemp = 1\nmd = true\n", 3, "run has no option --md"),
-        ("[command.rnu]\n", 1, "unknown command rnu"),
+        ("[command.run]\ntemp = 1\nmd = true\n", 3, "run has no option --md; localllm run --help lists the options"),
+        ("[command.rnu]\n", 1, "unknown command rnu; localllm --help lists them"),
         ("[defaults]\ntemp = 'cold'\n", 2, "temp: must be a number, not 'cold'"),
-        ("[defaults]\ntemp = true\n", 2, "temp: must be a string or a number, not true or false"),
-        ("[defaults]\nraw = 1\n", 2, "raw: must be true or false"),
-        ("[defaults]\nthreads = [1, 2]\n", 2, "threads: must be a string or a number"),
+        ("[defaults]\ntemp = true\n", 2, "temp: must be a string or a number, not true"),
+        ("[defaults]\nraw = 1\n", 2, "raw: must be true or false, not 1"),
+        ("[defaults]\nthreads = [1, 2]\n", 2, r"threads: must be a string or a number, not \[1, 2\]"),
         ("[model.'a.b']\ntop_k = 1.5\n", 2, "top_k: must be an integer, not '1.5'"),
         ("[model]\n'a.b'.top-k = 'x'\n", 2, "top-k: must be an integer, not 'x'"),
     ],
@@ -657,7 +661,9 @@ Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Within:
-    """What is inside."""
+    """A group of options."""
+
+    title: ClassVar[str] = "What is inside"
 
     k: Annotated[Literal["one", "other"], typer.Option("--kind", help="Which.")] = "one"
     f: Annotated[bool, typer.Option("-e/--no-escape", "--an-option-of-a-long-name", help="On.")] = False
@@ -880,7 +886,7 @@ def test_powershell_completion_passes_a_dot_after_the_word(cli, monkeypatch):
 
 @pytest.mark.sampled
 def test_a_prompt_may_fill_the_context_unless_it_shifts(tiny: str):
-    group = SimpleNamespace(context=64, rope=RopeGroup())
+    group = SimpleNamespace(context=64, rope=RopeFlags())
     assert opening.compute_max_bytes(tiny, group, "shift") == sys.maxsize
     most = {opening.compute_max_bytes(tiny, group, choice) for choice in (None, "error", "drop-turns")}
     assert len(most) == 1 and most < {*range(64, 64_000)}
@@ -889,14 +895,14 @@ def test_a_prompt_may_fill_the_context_unless_it_shifts(tiny: str):
 @pytest.mark.sampled
 @pytest.mark.parametrize("no_cache", [True, False])
 def test_open_model_applies_context_and_cache_options(tiny: str, monkeypatch, no_cache: bool):
-    group = EngineGroup(
+    group = EngineFlags(
         threads=1,
         context=64,
         device="cpu",
         gpu_layers="auto",
-        cache=CacheGroup(kv_type="q8_0"),
-        rope=RopeGroup(),
-        adapters=AdapterGroup(),
+        cache=CacheFlags(kv_type="q8_0"),
+        rope=RopeFlags(),
+        adapters=AdapterFlags(),
     )
     with opening.open_model(tiny, group, no_cache=no_cache) as model:
         assert model.context == 64

@@ -17,7 +17,7 @@ from localllm.cli.commands import pull as pull_command
 from localllm.cli.commands.embed import open_output
 from localllm.cli.options import one_shot
 from localllm.cli.options import shared as options
-from localllm.cli.options.shared import RopeGroup
+from localllm.cli.options.shared import RopeFlags
 from localllm.cli.parameters import parse_size
 from localllm.cli.terminal import stream_renderer as drawing
 from localllm.convert.config import CheckpointConfig
@@ -170,36 +170,36 @@ def test_embed_reads_lines_files_images_or_a_text(tmp_path: Path, monkeypatch: p
 def test_amounts_are_parsed_with_units(text: str, number: int):
     assert parse_size(text) == number
     for odd in ("", "M", "1.M", "-1", "1T", "1 M", f"{text}x"):
-        with pytest.raises(ValueError, match="is not a size such as 500M or 8G"):
+        with pytest.raises(ValueError, match="must be a size in bytes, such as 500M or 8G, not"):
             parse_size(odd)
 
 
 @pytest.mark.parametrize(("more", "left"), [
     ({}, []), ({"context": 5}, ["-c"]), ({"threads": 5}, ["-t"]), ({"device": "cpu"}, ["--device"]),
-    ({"gpu_layers": "0"}, ["-ngl"]), ({"cache": options.CacheGroup(keys="f32")}, ["--kv-type"]),
-    ({"context": 5, "threads": 1, "cache": options.CacheGroup(kv_type="q8_0")}, ["-c", "-t", "--kv-type"]),
-    ({"adapters": options.AdapterGroup(lora=[[("a.gguf", 1.0)]])}, ["--lora"]),
+    ({"gpu_layers": "0"}, ["-ngl"]), ({"cache": options.CacheFlags(keys="f32")}, ["--kv-type"]),
+    ({"context": 5, "threads": 1, "cache": options.CacheFlags(kv_type="q8_0")}, ["-c", "-t", "--kv-type"]),
+    ({"adapters": options.AdapterFlags(lora=[[("a.gguf", 1.0)]])}, ["--lora"]),
 ])  # fmt: skip
 def test_engine_options_are_ignored_with_an_endpoint(more: dict[str, Any], left: list[str]):
-    usual = {"cache": options.CacheGroup(), "rope": RopeGroup(), "adapters": options.AdapterGroup()}
-    assert one_shot.list_weight_options(options.EngineGroup(**{**usual, **more})) == left
+    usual = {"cache": options.CacheFlags(), "rope": RopeFlags(), "adapters": options.AdapterFlags()}
+    assert one_shot.list_weight_options(options.EngineFlags(**{**usual, **more})) == left
 
 
 def test_an_endpoint_takes_its_key_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("LOCALLLM_API_KEY", raising=False)
     (tmp_path / "key").write_text(" k \n")
     (tmp_path / "none").write_text(" \n")
-    group = one_shot.EndpointGroup
+    group = one_shot.EndpointFlags
     assert group().parse_endpoint() is None and one_shot.read_api_key(None) is None
     assert group(endpoint="http://x", api_key_file=str(tmp_path / "key")).parse_endpoint().key == "k"
-    with pytest.raises(UsageError, match="api_key_file needs --endpoint URL"):
+    with pytest.raises(UsageError, match="api_key_file is for the server of --endpoint: add --endpoint URL"):
         group(api_key_file=str(tmp_path / "key")).parse_endpoint()
     with pytest.raises(UsageError, match="none has no keys; write one per line"):
         group(endpoint="http://x", api_key_file=str(tmp_path / "none")).parse_endpoint()
     for variable, known in (("k", "k"), ("", None)):
         monkeypatch.setenv("LOCALLLM_API_KEY", variable)
         assert one_shot.read_api_key(None) == known
-    with pytest.raises(UsageError, match="fast is not available with --endpoint: the server sets it"):
+    with pytest.raises(UsageError, match="fast is not available with --endpoint: set it when you start the server"):
         one_shot.open_remote(None, None, None, ray=False, fast=True)
 
 

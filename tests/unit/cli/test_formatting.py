@@ -387,7 +387,10 @@ FACTS = {"context": 100, "longest": {"f16": 100, "q8_0": 100}}
         ({"f16": 100, "q8_0": 100}, "It fits, with its whole context of 100 tokens."),
         ({"f16": 60, "q8_0": 100}, "It fits with 60 tokens (f16), 100 tokens (q8_0)."),
         ({"f16": 0, "q8_0": 7}, "It fits with 7 tokens (q8_0)."),
-        ({"f16": 0, "q8_0": 0}, "This model does not fit."),
+        (
+            {"f16": 0, "q8_0": 0},
+            "This model does not fit into memory: choose a smaller file, such as one of type Q4_K_M or Q2_K.",
+        ),
     ],
 )
 def test_fit_concludes_whether_a_model_fits(longest, conclusion):

@@ -74,7 +74,7 @@ def test_gpu_layers_are_a_count_or_all():
         "9999999",
     ]
     for text in ("10000000", "-2", "1.5", "", "ALL"):
-        with pytest.raises(ValueError, match="must be a number, all or auto"):
+        with pytest.raises(ValueError, match="must be a number of layers, all or auto, not"):
             parse_layers(text)
 
 
@@ -114,7 +114,7 @@ def test_pull_shows_checks_and_totals(pulled: Any, monkeypatch: pytest.MonkeyPat
             ("report_check", "f", 2 * 10**9, 2 * 10**9),
         )
     )
-    assert "hf:a/b: looking at the header" in shown and "checking 2.0 GB of 2.0 GB: f" in shown
+    assert "hf:a/b: requesting the header" in shown and "checking 2.0 GB of 2.0 GB: f" in shown
     assert "checking 1.0 GB" not in shown  # a moment after the last one
     assert shown.endswith("hf:a/b: 3.0 GB\n") and "already downloaded and verified" in pulled(Pulls(received=0))
     assert "trying again: it broke" in pulled(Pulls(("report_interruption", "it broke")))
@@ -227,7 +227,7 @@ def test_served_models_are_named_by_file_or_name(tmp_path: Path, monkeypatch: py
     assert paths("a.gguf", "x=d.gguf") == {"a": "a.gguf", "x": "d.gguf"}
     assert paths("b=c.gguf") == {"b=c": "b=c.gguf"}  # a file that is there
     assert paths(f"{tmp_path}/a.gguf") == {"a": f"{tmp_path}/a.gguf"}
-    with pytest.raises(UsageError, match=r"two models are named a: rename one with NAME=a\.gguf"):
+    with pytest.raises(UsageError, match=r"two models are named a: give one another name with NAME=a\.gguf"):
         paths(f"a={tmp_path}/d.gguf", "a.gguf")
     assert paths() == {}
 
@@ -243,7 +243,7 @@ def test_keys_are_read_from_a_private_file(tmp_path: Path, capsys: pytest.Captur
     assert serve.read_api_keys(None) == () and kept(" 12345678 \n\nabcdefgh\n") == ("12345678", "abcdefgh")
     assert capsys.readouterr().err == ""
     for short in ("1234567\n", "12345678\nx\n", "äöüäöüäöü\n"):
-        with pytest.raises(UsageError, match="a key must have at least 8 ASCII characters"):
+        with pytest.raises(UsageError, match="each key must have at least 8 characters, all ASCII"):
             kept(short)
     with pytest.raises(UsageError, match="has no key"):
         kept("\n \n")

@@ -20,7 +20,7 @@ from localllm.cli.commands import list as list_command
 from localllm.cli.interactive import conversation as chat_session
 from localllm.cli.options import one_shot as tool_options
 from localllm.cli.options import shared as shape
-from localllm.cli.options.shared import AdapterGroup, CacheGroup, EngineGroup, RopeGroup
+from localllm.cli.options.shared import AdapterFlags, CacheFlags, EngineFlags, RopeFlags
 from localllm.cli.terminal import render
 from localllm.cli.terminal.line_editor import PlainLineEditor
 from localllm.errors import LocalllmError, ModelError, RecordsError, UsageError
@@ -359,7 +359,7 @@ def test_sessions_are_listed_shown_and_removed(session, capsys):
     invoke("sessions", "show", "trip")
     assert capsys.readouterr() == ("user: q\n\nassistant: a\n", "")
     for action in ("show", "rm"):
-        with pytest.raises(UsageError, match=f"NAME is missing: give the session to {action}"):
+        with pytest.raises(UsageError, match=f"NAME is missing: localllm sessions {action} NAME"):
             invoke("sessions", action)
         with pytest.raises(UsageError, match="session 'none' not found"):
             invoke("sessions", action, "none")
@@ -657,7 +657,7 @@ def test_a_missing_model_is_offered_with_its_size(megabytes: int, size: str, mon
 def test_opening_a_model_prints_its_warnings(tiny: str, monkeypatch, capsys):
     model = SimpleNamespace(warnings=["it is small", "it is odd"])
     monkeypatch.setattr("localllm.api.open_with_options", lambda *arguments: model)
-    assert opening.open_model(tiny, EngineGroup(cache=CacheGroup(), rope=RopeGroup(), adapters=AdapterGroup())) is model
+    assert opening.open_model(tiny, EngineFlags(cache=CacheFlags(), rope=RopeFlags(), adapters=AdapterFlags())) is model
     assert capsys.readouterr().err == "localllm: warning: it is small\nlocalllm: warning: it is odd\n"
 
 
@@ -690,6 +690,9 @@ def test_a_draft_model_is_opened_by_name(tiny: str):
     for other in ("auto", "off", "ngram"):
         assert opening.open_draft_model(model, chosen, other) is chosen
     assert opening.open_draft_model(model, chosen, f"draft:{tiny}").speculate == "ngram" and asked == [f"draft:{tiny}"]
-    with pytest.raises(UsageError, match=r"^speculate: a draft model is not available with --endpoint$"):
+    with pytest.raises(
+        UsageError,
+        match=r"^speculate must not name a draft model with --endpoint: give the server a draft model instead$",
+    ):
         opening.open_draft_model(SimpleNamespace(file=None), chosen, "draft:x")
     assert opening.get_unlimited() > 1 << 60

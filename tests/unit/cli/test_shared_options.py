@@ -16,13 +16,13 @@ from localllm.cli.commands import serve
 from localllm.cli.options import one_shot as tool_options
 from localllm.cli.options import shared as options
 from localllm.cli.options.conflicts import CONFLICTS, OptionConflict, require_compatible
-from localllm.cli.options.diffusion import EPSILON, PLACES, DiffusionGroup, build_diffusion_options, decode_with_blanks
-from localllm.cli.options.one_shot import EndpointGroup, ImageGroup
+from localllm.cli.options.diffusion import EPSILON, PLACES, DiffusionFlags, build_diffusion_options, decode_with_blanks
+from localllm.cli.options.one_shot import EndpointFlags, ImageFlags
 from localllm.cli.options.shared import (
-    ConstraintGroup,
-    MoreSamplingGroup,
-    SamplingGroup,
-    ThinkingGroup,
+    ConstraintFlags,
+    MoreSamplingFlags,
+    SamplingFlags,
+    ThinkingFlags,
     parse_layers,
     read_system_message,
     read_value,
@@ -44,23 +44,23 @@ from tests.unit.cli.command_helpers import answer
 
 # Of options, by group: what nobody's word means, and what is made of that.
 UNSAID = [
-    (ConstraintGroup, {"json_whitespace": False, "additional_properties": False},
-     ConstraintGroup.create_output_format, OutputFormat()),
-    (ThinkingGroup, {"think": "auto"}, ThinkingGroup.to_fields,
+    (ConstraintFlags, {"json_whitespace": False, "additional_properties": False},
+     ConstraintFlags.create_output_format, OutputFormat()),
+    (ThinkingFlags, {"think": "auto"}, ThinkingFlags.to_fields,
      {"think": "auto", "think_budget": None, "template_variables": {}}),
-    (ImageGroup, {"pan_and_scan": False}, lambda group: (group.mmproj, group.pan_and_scan), (None, False)),
-    (tool_options.ToolGroup, {"max_steps": 20, "no_json_calls": False}, lambda group: group.open_tools(None), None),
-    (EndpointGroup, {}, EndpointGroup.parse_endpoint, None), (SamplingGroup, {}, find_explicit_options, {}),
-    (MoreSamplingGroup, {"ignore_eos": False}, MoreSamplingGroup.to_fields, {}),
-    (DiffusionGroup, {"has_noise": False, "visual": False}, DiffusionGroup.to_fields, {}),
-    (options.CacheGroup, {"kv_type": "f16"}, options.CacheGroup.format_types, "f16"),
-    (options.EngineGroup, {"device": "auto", "gpu_layers": "auto"}, lambda group: parse_layers("auto"), "auto"),
-    (options.AnswerGroup, {"escape": False}, lambda group: parse_layers("all"), "all"),
-    (options.GenerationGroup, {"escape": False, "speculate": "auto"}, lambda group: parse_layers("7"), "7"),
-    (serve.AddressGroup, {"port": 11435, "strict_model_names": False, "access_log": False, "allow_pull": False},
+    (ImageFlags, {"pan_and_scan": False}, lambda group: (group.mmproj, group.pan_and_scan), (None, False)),
+    (tool_options.ToolFlags, {"max_steps": 20, "no_json_calls": False}, lambda group: group.open_tools(None), None),
+    (EndpointFlags, {}, EndpointFlags.parse_endpoint, None), (SamplingFlags, {}, find_explicit_options, {}),
+    (MoreSamplingFlags, {"ignore_eos": False}, MoreSamplingFlags.to_fields, {}),
+    (DiffusionFlags, {"has_noise": False, "visual": False}, DiffusionFlags.to_fields, {}),
+    (options.CacheFlags, {"kv_type": "f16"}, options.CacheFlags.format_types, "f16"),
+    (options.EngineFlags, {"device": "auto", "gpu_layers": "auto"}, lambda group: parse_layers("auto"), "auto"),
+    (options.AnswerFlags, {"escape": False}, lambda group: parse_layers("all"), "all"),
+    (options.GenerationFlags, {"escape": False, "speculate": "auto"}, lambda group: parse_layers("7"), "7"),
+    (serve.ServerAddressFlags, {"port": 11435, "strict_model_names": False, "access_log": False, "allow_pull": False},
     lambda group: serve.parse_size("7"),
      7),
-    (serve.LimitGroup, {"max_body": 32_000_000, "max_connections": 128, "grace": 30.0, "spm_infill": False},
+    (serve.ServerLimitFlags, {"max_body": 32_000_000, "max_connections": 128, "grace": 30.0, "spm_infill": False},
      lambda group: serve.parse_size("1K"), 1000),
 ]  # fmt: skip
 
@@ -74,11 +74,11 @@ def test_unset_options_give_their_defaults(group: Any, usual: dict[str, Any], bu
 
 
 def test_only_one_constraint_may_be_given():
-    assert ConstraintGroup().create_constraint() is None and ConstraintGroup(regex="x").create_constraint()
+    assert ConstraintFlags().create_constraint() is None and ConstraintFlags(regex="x").create_constraint()
     for two in ({"regex": "x", "grammar": 'root ::= "y"'}, {"json_schema": "{}", "regex": ""}):
         with pytest.raises(UsageError, match="cannot be combined"):
-            ConstraintGroup(**two).create_constraint()
-    assert ConstraintGroup(json_schema='{"a": 1}', regex="x").create_output_format() == OutputFormat(
+            ConstraintFlags(**two).create_constraint()
+    assert ConstraintFlags(json_schema='{"a": 1}', regex="x").create_output_format() == OutputFormat(
         {"a": 1}, None, "x"
     )
 
@@ -113,34 +113,34 @@ def test_template_variables_are_parsed_and_merged():
     for odd in ("a", "1a=2", "{a}", "=1"):
         with pytest.raises(UsageError, match="template_var must be NAME=VALUE or a JSON object"):
             parse_variables(odd)
-    thoughts = ThinkingGroup(think="on", think_budget=0, template_var=["a=1", '{"b": 2}', "a=3"])
+    thoughts = ThinkingFlags(think="on", think_budget=0, template_var=["a=1", '{"b": 2}', "a=3"])
     assert thoughts.to_fields() == {"think": "on", "think_budget": 0, "template_variables": {"a": 3, "b": 2}}
-    assert not find_explicit_options(ThinkingGroup())
+    assert not find_explicit_options(ThinkingFlags())
     for other in ({"think": "off"}, {"think_budget": 0}, {"template_var": ["a=1"]}):
-        assert find_explicit_options(ThinkingGroup(**other)) == other
+        assert find_explicit_options(ThinkingFlags(**other)) == other
 
 
 def test_images_are_added_to_the_prompt(monkeypatch: pytest.MonkeyPatch):
     asked = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
-    assert ImageGroup().add_images(asked) is asked and ImageGroup().add_images("x") == "x"
-    assert ImageGroup(image_files=["a", "b"]).add_images(asked) == [asked[0], {**asked[1], "images": ["a", "b"]}]
+    assert ImageFlags().add_images(asked) is asked and ImageFlags().add_images("x") == "x"
+    assert ImageFlags(image_files=["a", "b"]).add_images(asked) == [asked[0], {**asked[1], "images": ["a", "b"]}]
     with pytest.raises(UsageError, match="images need a chat template"):
-        ImageGroup(image_files=["a"]).add_images("x")
+        ImageFlags(image_files=["a"]).add_images("x")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\x89PNG")))
-    assert ImageGroup(image_files=["a", "-"]).list_sources() == ["a", b"\x89PNG"]
-    with pytest.raises(UsageError, match="stdin must be open, and can be used for one image only"):
-        ImageGroup(image_files=["-", "-"]).list_sources()
+    assert ImageFlags(image_files=["a", "-"]).list_sources() == ["a", b"\x89PNG"]
+    with pytest.raises(UsageError, match="reads one image from stdin"):
+        ImageFlags(image_files=["-", "-"]).list_sources()
     assert (
-        ImageGroup(image_files=["-"]).takes_stdin
-        and not ImageGroup(image_files=["a"]).takes_stdin
-        and not ImageGroup().takes_stdin
+        ImageFlags(image_files=["-"]).takes_stdin
+        and not ImageFlags(image_files=["a"]).takes_stdin
+        and not ImageFlags().takes_stdin
     )
-    with pytest.raises(UsageError, match="chat reads the prompt from stdin"):
-        ImageGroup(image_files=["-"]).require_files()
-    ImageGroup(image_files=["a"]).require_files()
+    with pytest.raises(UsageError, match="not available in `chat`, which reads prompts from stdin"):
+        ImageFlags(image_files=["-"]).require_files()
+    ImageFlags(image_files=["a"]).require_files()
     monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(UsageError, match="must be open"):
-        ImageGroup(image_files=["-"]).list_sources()
+    with pytest.raises(UsageError, match="pipe the image, and give - only once"):
+        ImageFlags(image_files=["-"]).list_sources()
 
 
 def test_a_system_message_comes_from_text_or_file(tmp_path: Path):
@@ -155,14 +155,14 @@ def test_diffusion_options_are_checked():
     def choices(max_tokens: int | None = None, ban: Any = None, **drawing: Any) -> Any:
         return SimpleNamespace(max_tokens=max_tokens, ban=ban, get_sampling=lambda: drawing)
 
-    usual: Any = build_diffusion_options(choices(), DiffusionGroup())
+    usual: Any = build_diffusion_options(choices(), DiffusionFlags())
     assert (usual.length, usual.epsilon, usual.block_length) == (PLACES, EPSILON, 0) == (128, 1e-3, 0)
     assert (
-        build_diffusion_options(choices(-1), DiffusionGroup()).length == 128
-        and build_diffusion_options(choices(7), DiffusionGroup()).length == 7
+        build_diffusion_options(choices(-1), DiffusionFlags()).length == 128
+        and build_diffusion_options(choices(7), DiffusionFlags()).length == 7
     )
     blocks = build_diffusion_options(
-        choices(32, temperature=0.5, seed=3), DiffusionGroup(block_length=16, steps=8, has_noise=True)
+        choices(32, temperature=0.5, seed=3), DiffusionFlags(block_length=16, steps=8, has_noise=True)
     )
     assert (blocks.block_length, blocks.steps, blocks.temperature, blocks.seed, blocks.has_noise) == (
         16,
@@ -171,17 +171,17 @@ def test_diffusion_options_are_checked():
         3,
         True,
     )
-    assert DiffusionGroup(visual=True).to_fields() == {}
+    assert DiffusionFlags(visual=True).to_fields() == {}
     chosen = build_diffusion_options(
-        choices(), DiffusionGroup(algorithm=0, guidance=0.0, block_length=0)
+        choices(), DiffusionFlags(algorithm=0, guidance=0.0, block_length=0)
     )  # 0 is a choice, too
     assert (chosen.algorithm, chosen.epsilon, usual.algorithm) == (0, EPSILON, 4)
     with pytest.raises(UsageError, match="1 to 10000 steps"):
-        build_diffusion_options(choices(), DiffusionGroup(steps=0))
-    with pytest.raises(UsageError, match="do not support ban"):
-        build_diffusion_options(choices(ban=["x"]), DiffusionGroup())
+        build_diffusion_options(choices(), DiffusionFlags(steps=0))
+    with pytest.raises(UsageError, match="cannot ban strings"):
+        build_diffusion_options(choices(ban=["x"]), DiffusionFlags())
     with pytest.raises(UsageError, match="do not support min-p"):
-        build_diffusion_options(choices(min_p=0.1, temperature=1.0), DiffusionGroup())
+        build_diffusion_options(choices(min_p=0.1, temperature=1.0), DiffusionFlags())
 
 
 @pytest.mark.parametrize("row", CONFLICTS, ids=lambda row: row.option)

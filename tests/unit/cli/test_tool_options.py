@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from localllm.cli.commands.quantize import (
-    CalibrationGroup,
+    CalibrationFlags,
     PhaseTimer,
     make_size_limit,
     parse_positional,
@@ -149,7 +149,7 @@ def test_tools_without_a_terminal_need_yes(monkeypatch: pytest.MonkeyPatch, caps
     assert of("read", keyboard=keys)._keyboard is keys and keys.closed == 1
     assert capsys.readouterr().err == ""
     assert of("read").box.names == ["read"]
-    warning = "localllm: there is no terminal to ask for consent: tools not offered: run\n"
+    warning = "localllm: no terminal to ask for consent: run not offered; allow them with --yes run\n"
     assert capsys.readouterr().err == warning
     with pytest.raises(
         UsageError, match="there is no terminal to ask for consent: allow the calls with --yes read,run"
@@ -271,7 +271,10 @@ NO_TYPE = "unknown quantization type {}; localllm quantize --help lists the type
     ("in Q4_0 Q8_0", ("in", "Q4_0", "Q8_0", None)), ("in 2 7", ("in", None, "Q4_0", 7)),
     ("in Q4_0 x", NO_TYPE.format("x")), ("in model.gguf", NO_TYPE.format("model.gguf")), ("in Q4-K-M9", "did "
     "you mean Q4_K_M"),
-    *((words, "expected IN [OUT] TYPE") for words in ("in", "in out x 8", "in out Q4_0 8 9", "in out Q4_0 x")),
+    *(
+        (words, "expected 2 or 3 arguments, IN [OUT] TYPE, found")
+        for words in ("in", "in out x 8", "in out Q4_0 8 9", "in out Q4_0 x")
+    ),
 ])  # fmt: skip
 def test_quantize_arguments_are_told_apart(words: str, expected: tuple[Any, ...] | str):
     if isinstance(expected, str):
@@ -321,12 +324,12 @@ def test_a_plan_by_sensitivity_is_written_and_not_overwritten(
     with pytest.raises(
         UsageError, match=r"plan\.toml: the file exists; overwrite it with --force, or leave out --size"
     ):
-        plan_by_sensitivity(source, request, len, path, 3, False, PhaseTimer(CalibrationGroup()))
+        plan_by_sensitivity(source, request, len, path, 3, False, PhaseTimer(CalibrationFlags()))
     with pytest.raises(UsageError, match="no formats are so small"):
-        plan_by_sensitivity(source, request, min, None, 3, False, PhaseTimer(CalibrationGroup()))
+        plan_by_sensitivity(source, request, min, None, 3, False, PhaseTimer(CalibrationFlags()))
     assert not asked
     for at, force in ((path, True), (None, False), (f"{path}2", False)):
-        spent = PhaseTimer(CalibrationGroup())
+        spent = PhaseTimer(CalibrationFlags())
         new, planned = plan_by_sensitivity(source, request, len, at, 3, force, spent)
         assert re.fullmatch(r"\d\.\d s \(scales \d\.\d, choosing formats \d\.\d\)", str(spent))
         assert new == "the scaled one" and planned.options.formats == {"a": "Q8_0"}
@@ -392,7 +395,7 @@ def test_quantize_prints_its_result_and_warnings(
     monkeypatch.setattr(command, "perf_counter", iter([1.0, 3.46, 3.46, 1.0, 1.5, 3.26, 3.46]).__next__)
     for threads, parts in ((1, ()), (1024, ("scales",))):
         command.require_writable(plan, target, request, threads, True)
-        spent = command.PhaseTimer(CalibrationGroup())
+        spent = command.PhaseTimer(CalibrationFlags())
         for part in parts:
             spent.add(part)
         command.write_files(plan, target, request, threads, spent)

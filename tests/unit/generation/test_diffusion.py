@@ -14,7 +14,7 @@ from models.encoders import RowsGolden
 from models.golden import kept, prompt
 from models.vocabulary import vocabulary
 
-from localllm.cli.options.diffusion import DiffusionGroup, run_diffusion
+from localllm.cli.options.diffusion import DiffusionFlags, run_diffusion
 from localllm.cli.terminal.output import ProgressLine
 from localllm.errors import ContextError, UnsupportedError, UsageError
 from localllm.generation import diffusion as filling
@@ -349,9 +349,9 @@ def test_run_shows_the_masks_being_filled_on_stderr_only(asked, visual: bool, mo
     monkeypatch.setattr(filling, "make_diffusion_model", lambda engine, metadata: SimpleNamespace(mask=1))
     monkeypatch.setattr(filling, "denoise", lambda model, prompt, options: heard.append(len(prompt)) or iter(steps))
     choices = SimpleNamespace(max_tokens=12, ban=[], get_sampling=lambda: {})
-    run_diffusion(opened, asked, choices, DiffusionGroup(steps=2, visual=visual), ProgressLine())
+    run_diffusion(opened, asked, choices, DiffusionFlags(steps=2, visual=visual), ProgressLine())
     assert capsys.readouterr() == ("Hi\n", "1/2 H_\n2/2 Hi\n" * visual)
     assert heard == [("<mark>", True, True) if isinstance(asked, str) else asked, 500]
     choices.max_tokens = 13  # one more than a run of 512 takes
     with pytest.raises(ContextError):
-        run_diffusion(opened, asked, choices, DiffusionGroup(), ProgressLine())
+        run_diffusion(opened, asked, choices, DiffusionFlags(), ProgressLine())

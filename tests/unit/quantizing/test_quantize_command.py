@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from localllm.cli.commands import quantize as quantize_command
-from localllm.cli.options.quantizing import CalibrationGroup
+from localllm.cli.options.quantizing import CalibrationFlags
 from localllm.cli.terminal import quantize_progress
 from localllm.cli.terminal.output import ProgressLine
 from localllm.cli.terminal.quantize_progress import StageEstimator
@@ -44,8 +44,8 @@ def test_arguments_may_have_the_order_of_llama_quantize(arguments: list[str], mo
     ("arguments", "problem"),
     [
         (["x"], "unknown quantization type x"),
-        (["Q8_0", "x", "1", "2"], "expected IN [OUT] TYPE"),
-        ([], "expected IN [OUT] TYPE"),
+        (["Q8_0", "x", "1", "2"], "expected 2 or 3 arguments, IN [OUT] TYPE, found 5"),
+        ([], "expected 2 or 3 arguments, IN [OUT] TYPE, found 1"),
         (["Q8_0", "--tensor-type", "ffn"], "expected REGEX=FORMAT"),
         (["Q8_0", "--tensor-type", "(=Q8_0"], "--tensor-type (=Q8_0:"),
         (["Q8_0", "--output-tensor-type", "Q4_K_M"], "Q4_K_M is a type of whole files, not a tensor format"),
@@ -146,7 +146,7 @@ def test_one_progress_covers_scales_types_and_checks(model: Path, monkeypatch, c
     monkeypatch.setattr(folding, "fold_scales", folded)
     monkeypatch.setattr(by_need, "choose_formats", formats)
     asked = QuantizeRequest(RECIPES["Q4_K_M"], texts=())
-    sized = CalibrationGroup(calibrate=True, file_size="own")
+    sized = CalibrationFlags(calibrate=True, file_size="own")
     _, sized_request = quantize_command.plan_by_sensitivity(
         open_source(str(model)), asked, lambda plan: 1 << 30, None, 1, False, quantize_command.PhaseTimer(sized)
     )

@@ -555,9 +555,9 @@ def trip(folder: Path) -> None:
 def test_search_prints_each_line_with_the_text(trip: None, cli):
     assert cli("sessions", "search", "ROME") == (0, "trip:1: user: to Rome leave?\n", "")
     assert cli("sessions", "search", "t")[1].count("\n") == 3
-    assert cli("sessions", "search", "Milan") == (0, "", "localllm: no session has 'Milan'\n")
+    assert cli("sessions", "search", "Milan") == (0, "", "localllm: no session contains 'Milan'\n")
     code, _, err = cli("sessions", "search")
-    assert code == 2 and "the text to search for is missing" in err
+    assert code == 2 and "TEXT is missing: localllm sessions search TEXT" in err
 
 
 def test_a_session_is_shown_as_markdown(trip: None, cli):

@@ -351,12 +351,14 @@ def test_files_longer_than_the_context_are_refused(talk: TerminalConversation, s
 
 
 def test_undo_removes_turns_and_waiting_files(talk: TerminalConversation, say: Say):
-    assert "nothing to undo" in say("/undo")
+    assert "the conversation has no question to undo" in say("/undo")
     for number in range(3):
         say(f"q{number}", Answer(f"a{number}"))
     assert "removed: q2" in say("/undo") and texts(talk) == ["q0", "a0", "q1", "a1"] and agrees(talk)
     shown = say("/undo 5")
-    assert "q1" in shown and "q0" in shown and "nothing to undo" not in shown and talk.lines == []
+    assert (
+        "q1" in shown and "q0" in shown and "the conversation has no question to undo" not in shown and talk.lines == []
+    )
     talk.texts, talk.images = ["abc"], ["/x/y.png"]
     assert "the image y.png" in say("/undo") and "a file of 3 characters" in say("/undo") and not talk.texts
     for odd in ("0", "-1", "x", "1.5", "1000000000"):
@@ -365,7 +367,7 @@ def test_undo_removes_turns_and_waiting_files(talk: TerminalConversation, say: S
 
 
 def test_retry_draws_another_answer(talk: TerminalConversation, say: Say):
-    assert "there is no question yet" in say("/retry")
+    assert "there is no question to repeat yet; ask one first" in say("/retry")
     talk.options = GenerationOptions(sampling=SamplingOptions(seed=7, top_k=5))
     say("q", Answer("first"))
     say("/retry", Answer("second"))
@@ -401,7 +403,7 @@ def test_retry_sends_the_images_of_the_question_again(talk: TerminalConversation
 
 
 def test_edit_replaces_the_last_question(talk: TerminalConversation, say: Say):
-    assert "there is no question yet" in say("/edit")
+    assert "there is no question to edit yet; ask one first" in say("/edit")
     talk.options = GenerationOptions(sampling=SamplingOptions(seed=7))
     say("q", Answer("a"))
     for changed in (None, "  \n"):
@@ -560,7 +562,7 @@ def test_a_session_that_cannot_be_written_is_reported(talk: TerminalConversation
     full_disk(monkeypatch)
     assert "error: no space" in say("q", Answer("a")) and texts(talk) == ["q", "a"]
     assert "error: no space" in say("r", Answer("b"))
-    assert "session 'trip' could not be saved completely: it lacks the last messages" in say("/clear") and talk.unsaved
+    assert "session 'trip' lacks the last messages, which could not be saved" in say("/clear") and talk.unsaved
 
 
 def test_save_on_a_full_disk_is_retried_after_every_answer(talk: TerminalConversation, say: Say, monkeypatch):

@@ -74,9 +74,9 @@ def test_context_opens_the_model_again(talk: TerminalConversation, say: Say):  #
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("/context some", "must be an integer of 1 or more .found 'some'"),
+        ("/context some", "must be an integer of 1 or more, not 'some'"),
         ("/context 0", "must be an integer"),
-        ("/context 8", "has 8 tokens already"),
+        ("/context 8", "longer than the conversation, 8 tokens"),
         ("/show size", r"usage: /show, or /show info.license.modelfile"),
         ("/export", "usage: /export FILE.md"),
     ],
@@ -89,7 +89,7 @@ def test_what_cannot_be_done_is_told(talk: TerminalConversation, say: Say, line:
 
 
 def test_the_context_of_a_servers_model_is_the_servers(talk: TerminalConversation, say: Say):  # noqa: F811
-    with pytest.raises(UsageError, match="the server decides the context"):
+    with pytest.raises(UsageError, match="the server sets the context"):
         say("/context 40")
 
 
@@ -102,7 +102,7 @@ def test_show_modelfile_has_what_was_changed(talk: TerminalConversation, say: Sa
 
 
 def test_show_license_and_template_read_the_file(talk: TerminalConversation, say: Say):  # noqa: F811
-    assert "names no license" in say("/show license")
+    assert "does not state a license" in say("/show license")
     talk.model.file = SimpleNamespace(metadata={"general.license": "mit", "general.license.link": "https://a.example"})
     assert say("/show license") == "mit\nhttps://a.example\n"
     talk.model.session.template = SimpleNamespace(source="{{ messages }}")
@@ -112,7 +112,7 @@ def test_show_license_and_template_read_the_file(talk: TerminalConversation, say
 
 def test_export_writes_the_conversation_as_markdown(talk: TerminalConversation, say: Say, tmp_path: Path):  # noqa: F811
     path = tmp_path / "trip.md"
-    with pytest.raises(UsageError, match="nothing to export"):
+    with pytest.raises(UsageError, match="no message to export"):
         say(f"/export {path}")
     say("What is **this**?", Answer("One.\n"))
     assert "2 messages" in say(f"/export {path}")

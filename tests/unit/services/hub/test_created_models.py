@@ -173,7 +173,10 @@ def test_removing_a_name_keeps_its_model(folder: Path, cli):
 
 def test_removing_a_model_tells_the_names_without_one(folder: Path, cli):
     create(cli, "FROM base\n")
-    assert cli("rm", "base", "--force")[2] == "localllm: warning: no model is left for the names mario\n"
+    assert (
+        cli("rm", "base", "--force")[2]
+        == "localllm: warning: the model of these names is removed: mario; remove them with `localllm rm NAME`\n"
+    )
     assert cli("run", "mario", "-p", "Hi")[0] == 3 and "mario" not in [each.name for each in list_local_models()]
 
 

@@ -99,8 +99,11 @@ def test_adapters_are_used_by_their_names(folder: Path, cli):
     (["run", "poet", "-p", "Hi"], "poet.gguf: this is an adapter, not a model: use its model with --lora FILE"),
     (["run", "happy", "-p", "Hi"], "this is a control vector, not a model: use its model with --control-vector FILE"),
     (["fit", "poet"], "this is an adapter, not a model"),
-    (["quantize", "poet", "x.gguf", "Q8_0"], "this is an adapter: add --adapter to write it in another type"),
-    (["quantize", "happy", "x.gguf", "Q8_0"], "this is a control vector, which is always F32"),
+    (
+        ["quantize", "poet", "x.gguf", "Q8_0"],
+        "must be a model, not an adapter; add --adapter to write it in another type",
+    ),
+    (["quantize", "happy", "x.gguf", "Q8_0"], "must be a model, not a control vector; these files are always F32"),
     (["fit", "base", "--lora", "happy"], "this is a control vector: use --control-vector"),
     (["fit", "--all", "--lora", "poet"], "--lora needs MODEL, which the adapters are for"),
 ])  # fmt: skip
