@@ -248,6 +248,9 @@ def test_events_of_several_prompts_are_numbered_across_them():
     assert it.stop_string() == ""
     late = make_stream(answer_seconds=0.01)
     late._subscribers = [of(0, wait=60)]
-    with pytest.raises(RequestTimeoutError, match=r"^the answer took more than 0\.01 seconds, the limit of --timeout; lower max_tokens$"):
+    with pytest.raises(
+        RequestTimeoutError,
+        match=r"^the answer took more than 0\.01 seconds, the limit of --timeout; lower max_tokens$",
+    ):
         asyncio.run(collect(late))
     assert late.usage == service.TokenUsage() and late._worker.left == late._subscribers
