@@ -340,7 +340,7 @@ def validate_combination(n: int, beams: int, choices: options.GenerationFlags) -
         raise UsageError("a draft model works for a single answer only: leave out --n and --beams, or --speculate")
     drawing = choices.get_sampling()
     if beams and drawing:
-        raise UsageError(f"{next(iter(drawing))} has no effect with --beams, which does not sample: leave it out")
+        raise UsageError(f"{next(iter(drawing))} cannot be combined with --beams, which does not sample: leave it out")
 
 
 def prepare_options(
