@@ -60,9 +60,9 @@ def test_run_applies_sampling_options_and_names_mistakes(cli, tmp_path):
     for wrong, reason in {
         ("--samplers", "top_k;best"): "unknown sampler 'best'",
         ("--samplers", "top_k", "--sampling-seq", "k"): "not both",
-        ("-l", "75"): "-l: must be a token id",
-        ("-l", "75+x"): "-l: must be a token id",
-        ("-l", "75+nan"): "-l: must be a token id",
+        ("-l", "75"): "such as 15043+1.5 or 15043-inf, not '75'",
+        ("-l", "75+x"): "such as 15043+1.5 or 15043-inf, not '75+x'",
+        ("-l", "75+nan"): "such as 15043+1.5 or 15043-inf, not '75+nan'",
         ("-l", "75+inf"): "-l must be a number",
         ("-l", "100000+1"): "token 100000 does not exist",
         ("--mirostat", "3"): "--mirostat must be 0, 1 or 2",

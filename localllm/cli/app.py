@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from localllm.cli.command import Command, ParameterMixin
-from localllm.cli.help_text import colour_help, format_help, help_width
+from localllm.cli.help_text import colour_help, format_help, get_help_width
 from localllm.cli.registry import COMMANDS, HELP_NAMES, build_command, get_summary, load_function, require_command
 from localllm.cli.terminal.output import write
 from localllm.errors import UsageError
@@ -40,17 +40,17 @@ class LazyCommands(MutableMapping[str, Any]):
 
 
 class CommandGroup(ParameterMixin, TyperGroup):  # type: ignore[misc]
-    """The program, with its options and commands."""
+    """The Typer group of all commands, with the options before a command."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)
         self.commands = LazyCommands()
 
     def get_help(self, ctx: typer.Context) -> str:  # type: ignore[override]
-        return colour_help(self.format_plain_help(ctx, help_width()))
+        return colour_help(self.format_plain_help(ctx, get_help_width()))
 
     def format_plain_help(self, ctx: typer.Context, width: int) -> str:
-        """Return the program's help without colours, wrapped to `width` columns."""
+        """Format the program's help without colours, wrapped to `width` columns."""
         params: list[Any] = self.get_params(ctx)
         rows = [(name, get_summary(name)) for name in COMMANDS]
         usage = f"{ctx.command_path} [OPTIONS] COMMAND [ARGS]..."

@@ -29,7 +29,7 @@ COMPLAINTS = " must be ", " cannot be combined ", " is not available "  # in a m
 
 @dataclass
 class ParsedArgs:
-    """The words after a command, parsed.
+    """The arguments and options that were typed after a command.
 
     Attributes:
         texts: values by parameter name: a string, a list of strings if it takes several, True for a switch.
@@ -185,9 +185,9 @@ def describe_unknown_option(name: str, names: Sequence[str], command: str) -> st
 
 
 def suggest_name(name: str, names: Sequence[str]) -> str:
-    """Return "did you mean ...?" with the nearest name, or "" without a near miss.
+    """Return "did you mean NAME?" with the most similar name, or "" if none is similar enough.
 
-    A near miss is the beginning of a name, or has at most one mistyped character in five, but at least one.
+    Similar enough is a name that begins with the typed one, or differs in one character of five (at least in one).
     """
     from difflib import get_close_matches  # seldom needed
 

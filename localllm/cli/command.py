@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 from localllm.cli.argv import ParsedArgs, parse_words, replace_option_names
 from localllm.cli.compat import format_ignored_warning
 from localllm.cli.defaults import iter_unknown_settings, list_conflicts, read_config_defaults
-from localllm.cli.help_text import colour_help, format_help, help_width
+from localllm.cli.help_text import colour_help, format_help, get_help_width
 from localllm.cli.parameters import (
     NAMED,
     PREFIX,
@@ -45,7 +45,7 @@ def detect_prompt(typed: ParsedArgs, params: list[Parameter]) -> str | None:
 
 
 class ParameterMixin:
-    """Base class of the program and its commands: parameters are Options and Arguments of parameters.py."""
+    """Mixin for Typer's commands and groups that converts their parameters to parameters.Option and Argument."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)
@@ -63,11 +63,11 @@ class Command(ParameterMixin, TyperCommand):  # type: ignore[misc]
     """A command of the program."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return all parameters; while parsing, either an argument or its option, whichever was typed."""
+        """Return the parameters; while parsing, an argument or the option that replaces it, not both."""
         return [each for each in super().get_params(ctx) if TYPED not in ctx.meta or is_expected(each, ctx)]
 
     def get_help(self, ctx: Any) -> str:
-        return colour_help(self.format_plain_help(ctx, help_width()))
+        return colour_help(self.format_plain_help(ctx, get_help_width()))
 
     def format_plain_help(self, ctx: typer.Context, width: int) -> str:
         """Return the command's help without colours, wrapped to `width` columns."""
@@ -165,10 +165,7 @@ def get_values_for(model: str) -> dict[str, Any]:
 
 
 def is_expected(param: object, ctx: typer.Context) -> bool:
-    """Return whether to parse a parameter.
-
-    Of an argument and its option, only the typed one is parsed, or else the argument.
-    """
+    """Return whether to parse a parameter: of an argument and its option, the typed one, by default the argument."""
     if isinstance(param, Argument):
         return param.also is None or get_own_name(param) not in ctx.meta[TYPED].names
     return (

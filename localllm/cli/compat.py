@@ -264,7 +264,11 @@ SWITCH_VALUES = {"on", "off", "auto", "0", "1", "true", "false", "enabled", "dis
 
 
 class IgnoredOption(NamedTuple):
-    """An option without an effect; values: count of words that follow it, -1 for an optional one."""
+    """Another program's option that localllm accepts and ignores.
+
+    Attributes:
+        values: count of values after the option; -1: one that may be missing.
+    """
 
     reason: str
     values: int
@@ -296,7 +300,7 @@ def is_switch(word: str) -> bool:
 
 
 def is_llama_option(name: str) -> bool:
-    """Return whether it is an option of llama.cpp that localllm lacks."""
+    """Return whether llama.cpp has an option of this name that localllm does not have."""
     return name in _LEFT_OUT or name in _REFUSED or name in EQUIVALENTS
 
 
@@ -311,7 +315,11 @@ def format_ignored_warning(options: Sequence[tuple[str, str]]) -> str:
 
 
 class CommandAlias(NamedTuple):
-    """A command of another program: its spelling there and in localllm, and the differences."""
+    """Another program's command line, and localllm's counterpart.
+
+    Attributes:
+        there, here: the command lines.  differs: how the counterpart differs, "" if it does not.
+    """
 
     there: str
     here: str
@@ -398,7 +406,7 @@ MISSING_COMMANDS = {
 
 
 def suggest_command(word: str) -> str:
-    """Return the command for a synonym, or ""."""
+    """Return the command whose synonym was typed, such as "list" for "ls", or ""."""
     return next((name for name, words in SYNONYMS.items() if word.lower() in words.split()), "")
 
 

@@ -21,10 +21,10 @@ OTHER_VARIABLES = {f"{PREFIX}{name}" for name in ("API_KEY", "CACHE", "DEBUG", "
 def read_config_defaults(
     command: str, params: Sequence[Parameter], model: str | None, is_remote: bool = False
 ) -> dict[str, SourcedValue]:
-    """Return a command's defaults from config.toml and Ollama's store, by parameter.
+    """Read a command's defaults from config.toml and Ollama's store, by parameter name.
 
-    model: None if not known yet.  is_remote: whether the model is a server's. Raises UsageError, which names the file
-    and the line.
+    model: the name that was typed; None: use the default model.  is_remote: the model is on a server. Raises
+    UsageError, which names the file and the line.
     """
     by_key = {key: param for param in params for key in param.keys}
     if not by_key:
@@ -34,7 +34,7 @@ def read_config_defaults(
     matches = {
         by_key[each.key].name: each
         for each in iter_entries(settings, command, model, is_remote)
-        if sets_option(each, by_key, settings)
+        if is_option_of_command(each, by_key, settings)
     }
     return read_ollama_defaults(command, params) | {
         name: SourcedValue(each.convert(by_key[each.key], settings), each.describe_source(settings))
@@ -54,7 +54,7 @@ def load_defaults(command: str, params: Sequence[Parameter], model: str | None) 
 
 
 class SettingEntry(NamedTuple):
-    """A setting: a line of config.toml, or one of a name in Ollama's store.
+    """A setting from config.toml, or from a model in Ollama's store.
 
     Attributes:
         tables: the table, and its name in [command.NAME] and [model.NAME]; () for Ollama's store.
@@ -120,8 +120,8 @@ def get_default_model(by_key: Mapping[str, Parameter], settings: Settings, comma
     return os.environ.get(f"{PREFIX}MODEL") or (configured if isinstance(configured, str) else None)
 
 
-def sets_option(entry: SettingEntry, by_key: Mapping[str, Parameter], settings: Settings) -> bool:
-    """Return whether an entry sets an option of this command. Raises UsageError if no command has that option."""
+def is_option_of_command(entry: SettingEntry, by_key: Mapping[str, Parameter], settings: Settings) -> bool:
+    """Return whether a setting is an option of this command. Raises UsageError if no command has that option."""
     if entry.key in by_key:
         return True
     if entry.tables[:1] == ("command",):
@@ -133,7 +133,7 @@ def sets_option(entry: SettingEntry, by_key: Mapping[str, Parameter], settings: 
 
 
 def to_typed_value(value: object, param: Parameter) -> str | list[str] | bool:
-    """Convert a TOML value to the string or strings to type for it; a switch has a bool. Raises ValueError."""
+    """Convert a TOML value to what the command line would have: strings, or a bool for a switch. Raises ValueError."""
     if param.is_switch or isinstance(value, bool):
         if param.is_switch and isinstance(value, bool):
             return value
@@ -199,7 +199,7 @@ def require_valid_entry(entry: SettingEntry, settings: Settings, command: str) -
     params = list_params(command) if command else iter_all_params()
     match = next((param for param in params if entry.key in param.keys), None)
     if match is None:
-        sets_option(entry, {}, settings)
+        is_option_of_command(entry, {}, settings)
         raise entry.make_error(settings, f"no command has an option --{entry.key}")
     entry.convert(match, settings)
 

@@ -13,8 +13,8 @@ WIDEST = 100  # maximum columns of a line, for readability
 MOST_NAME = 28  # columns; the descriptions of longer names begin on the next line
 
 
-def help_width() -> int:
-    """Return the terminal's width from COLUMNS or the terminal; 80 if unknown."""
+def get_help_width() -> int:
+    """Return the width of help in columns: COLUMNS or the terminal's width, from 20 to WIDEST; 80 if unknown."""
     from shutil import get_terminal_size
 
     return max(20, min(get_terminal_size().columns, WIDEST))
@@ -38,7 +38,7 @@ def add_colours(text: str) -> str:
 
 
 def collect_sections(params: Iterable[Parameter]) -> dict[str, list[tuple[str, str]]]:
-    """Return the rows of arguments and options, names and descriptions, by the titles of their sections."""
+    """Group arguments and options by section title; return (names, description) rows."""
     sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
     for param in params:
         if isinstance(param, Argument):

@@ -130,7 +130,7 @@ class MapCommand:
             os.path.abspath(path), prompts, generation, output.n, not output.fast, *engine_options, ask.chat_template,
             ask.mmproj and os.path.abspath(ask.mmproj),
             split_choices(output.choices_given) if output.choices_given is not None else (), self.tables.json_as_text,
-            **self.engine.adapters.absolute_fields(),
+            **self.engine.adapters.make_absolute_fields(),
         )  # fmt: skip
         return job
 

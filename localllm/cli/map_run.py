@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
 
 class RecordsInput(NamedTuple):
-    """The input.
+    """The records that `map` or `eval` answers, and the file that they are from.
 
     Attributes:
-        records: all of them, or a stream.  table: the table whose rows they are; None for lines.
+        records: a list, or a stream from stdin.  table: the table whose rows they are; None for lines.
         data, name: the file's content and name, "" for stdin.
     """
 

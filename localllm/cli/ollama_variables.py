@@ -41,7 +41,7 @@ def read_ollama_defaults(command: str, params: "Sequence[Parameter]") -> "dict[s
 
 
 def to_option_text(name: str, text: str) -> str:
-    """Convert a variable's value to that of an option; "" for an invalid one, and for one that means the default."""
+    """Convert a variable's value to an option's; return "" for an invalid value, or one that means the default."""
     if name == "kv_type":
         return text.lower()
     number = parse_duration(text) if name == "idle" else float(text) if text.isdecimal() else None
@@ -50,9 +50,9 @@ def to_option_text(name: str, text: str) -> str:
 
 
 def iter_variable_notes(used: "Mapping[str, SourcedValue]") -> Iterator[str]:
-    """Yield a line about Ollama's variables that are used, and one about others that are set.
+    """Yield a line that lists Ollama's variables in use, and one that lists those that are set but ignored.
 
-    used: the values that apply, with their sources.
+    used: the defaults of the command, with their sources.
     """
     applied = [f"{each.source}={os.environ[each.source]}" for each in used.values() if each.source in USED]
     if applied:

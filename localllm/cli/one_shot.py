@@ -51,10 +51,10 @@ if TYPE_CHECKING:
 
 
 class AnsweredPrompt(NamedTuple):
-    """The result of a prompt.
+    """The answers to a prompt.
 
     Attributes:
-        answers: the likeliest first.  messages: tool calls, their results and the answer; [] without tools.
+        answers: most likely first.  messages: tool calls, their results and the answer; [] without tools.
         interrupted: whether the user interrupted the answer.
     """
 
@@ -170,7 +170,7 @@ class OneShot:
         return earlier
 
     def compute_max_bytes(self) -> int:
-        """Return the maximum bytes of the prompt in UTF-8."""
+        """Return how many bytes of UTF-8 the prompt may have; sys.maxsize if the context is unknown."""
         if self.place:
             return opening.get_unlimited()
         return opening.compute_max_bytes(
@@ -340,7 +340,7 @@ def validate_combination(n: int, beams: int, choices: options.GenerationFlags) -
         raise UsageError("a draft model works for a single answer only: leave out --n and --beams, or --speculate")
     drawing = choices.get_sampling()
     if beams and drawing:
-        raise UsageError(f"{next(iter(drawing))} has no effect with --beams, which does not sample: leave it out")
+        raise UsageError(f"{next(iter(drawing))} cannot be combined with --beams, which does not sample: leave it out")
 
 
 def prepare_options(

@@ -30,7 +30,7 @@ UPDATE_SECONDS = 0.1  # minimum seconds between two updates of the progress line
 
 
 def resolve_model_path(model: str) -> str:
-    """Return the file of a MODEL: an existing path, or the file of a known name.
+    """Resolve MODEL to the path of its file; an existing path stays as it is.
 
     On a terminal, offers to pull a missing model. Raises the errors of catalogue.resolve_model and pull.pull_model.
     """
@@ -132,7 +132,7 @@ def get_first_messages(model: str | None, is_remote: bool) -> "list[Message]":
 
 
 def compute_max_bytes(model: str, engine: EngineFlags, on_overflow: str | None) -> int:
-    """Return the maximum bytes of a prompt in UTF-8.
+    """Return how many bytes of UTF-8 a prompt may have; sys.maxsize if --on-overflow shortens longer ones.
 
     Raises the errors of resolve_model_path, and ModelError.
     """
@@ -144,7 +144,7 @@ def compute_max_bytes(model: str, engine: EngineFlags, on_overflow: str | None) 
 
 
 def get_unlimited() -> int:
-    """Return sys.maxsize, in place of the limit where that is unknown."""
+    """Return sys.maxsize, which stands for an unknown limit."""
     return sys.maxsize
 
 

@@ -21,12 +21,15 @@ Encoding = Annotated[
     str | None,
     option(
         "--encoding",
-        "Text encoding of files and stdin.  [default: UTF-8 with invalid bytes replaced, or UTF-16 with a byte "
-        "order mark]",
+        "Decode files and stdin with this encoding.  [default: UTF-8 with invalid bytes replaced, or UTF-16 with a "
+        "byte order mark]",
         "NAME",
     ),
 ]
-Prompt = Annotated[list[str] | None, option("-p --prompt", "Prompt.  [repeatable]", "TEXT")]
+Prompt = Annotated[
+    list[str] | None,
+    option("-p --prompt", "Set the prompt; several are joined with blank lines.  [repeatable]", "TEXT"),
+]
 MIN_CHECKED_BYTES = 1 << 20  # bytes of a prompt to read before computing the maximum that fits the context
 
 
@@ -102,10 +105,11 @@ def list_text_files(folder: str) -> list[str]:
 
 
 class PromptInputs(NamedTuple):
-    """A prompt.
+    """The texts that make up a prompt.
 
     Attributes:
-        material: files and stdin.  question: the prompt about them.  prompt_first: whether the question comes first.
+        material: the text of files and stdin.  question: the prompt about them.
+        prompt_first: whether the question comes before the material.
     """
 
     material: str
@@ -184,7 +188,7 @@ def decode_file(data: bytes, name: str, encoding: str | None = None, whole: bool
 
 
 def require_decodable(text: str, name: str) -> str:
-    """Return a text from the command line. Raises UsageError if it is not in the terminal's encoding."""
+    """Return a text from the command line unchanged. Raises UsageError if it is not valid UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""The commands and their parameters."""
+"""The table of commands, and functions that import a command or list its parameters."""
 
 from collections.abc import Callable
 from functools import cache

@@ -21,7 +21,7 @@ class ChatCompletion:
     def __init__(self, model: "Model", arguments: ChatArguments, name: str, last_n: int, seed: int | None) -> None:
         """Start a chat completion. Raises ContextError, UsageError.
 
-        name: of the model, for responses.  last_n, seed: see answer_options.
+        name: of the model, for responses.  last_n, seed: see build_answer_options.
         """
         options = build_answer_options(arguments, last_n, seed)
         max_tokens, stop = get_length_options(arguments)

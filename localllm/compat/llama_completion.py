@@ -80,7 +80,7 @@ class TextCompletion:
     ) -> None:
         """Start a completion. Raises ContextError, UsageError.
 
-        name: of the model, for responses.  last_n, seed: see answer_options.
+        name: of the model, for responses.  last_n, seed: see build_answer_options.
         """
         count = arguments.logprobs
         count = int(count) if isinstance(count, bool) else count

@@ -229,7 +229,7 @@ class Llama:
         try:
             return self.model.tokenizer.encode(bytes(text).decode(), special, add_bos, add_bos)
         except (TypeError, UnicodeDecodeError):
-            raise UsageError("text must be UTF-8 bytes") from None
+            raise UsageError("text must be bytes of UTF-8 text; encode strings with text.encode()") from None
 
     def detokenize(
         self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False

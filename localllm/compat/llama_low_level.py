@@ -162,7 +162,7 @@ llama_cpp = SimpleNamespace(_lib=SimpleNamespace(llama_tokenize=llama_tokenize))
 def llama_batch_init(n_tokens: int, embd: int, n_seq_max: int) -> Batch:
     """Return an empty batch. Raises UsageError for a batch of embeddings."""
     if embd:
-        raise UsageError("batches of embeddings are not supported")
+        raise UsageError("batches of embeddings are not supported; pass token ids")
     return Batch(n_tokens)
 
 

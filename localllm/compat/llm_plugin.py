@@ -43,7 +43,7 @@ def open_once(name: str) -> "Model":
 
 @llm.hookimpl  # type: ignore[untyped-decorator]
 def register_models(register: Callable[[object], object]) -> None:
-    """Register every model that is no embedding model."""
+    """Register every model that can answer prompts."""
     for name in list_model_names():
         if not EMBEDDER.search(name):
             register(LocalllmModel(name))

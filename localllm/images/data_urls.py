@@ -58,4 +58,6 @@ def decode_base64(text: str) -> bytes:
     try:
         return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError):
-        raise UsageError("the image's data URL has invalid base64") from None
+        raise UsageError(
+            "the image's data URL must contain valid base64 after the comma; encode the image again"
+        ) from None

@@ -102,7 +102,7 @@ def require_size(size: tuple[int, int], name: str) -> None:
     """Raise UsageError for an image without pixels, too many pixels, or extreme proportions."""
     columns, rows = size
     if columns < 1 or rows < 1:
-        raise UsageError(f"{name}: the image has no pixels")
+        raise UsageError(f"{name}: the image has no pixels; use an image of at least 1 x 1")
     if columns * rows > MAX_PIXELS:
         raise UsageError(f"{name}: the image has {columns} x {rows} pixels, but the limit is {MAX_PIXELS}")
     if max(size) > MAX_RATIO * min(size):

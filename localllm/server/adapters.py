@@ -1,4 +1,4 @@
-"""Adapters as in llama-server: GET and POST /lora-adapters.
+"""llama-server's endpoint /lora-adapters: GET lists adapters, POST sets their scales.
 
 Source: https://github.com/ggml-org/llama.cpp/tree/master/tools/server
 """
@@ -29,7 +29,7 @@ async def set_scales(service: ServerContext, request: Request) -> Response:
     """Set the scales of requests without a field `lora`; those of adapters that the body does not name become 0."""
     scales = parse_scales(await http.read_list(request, service.limits))
     if scales is None:
-        raise UsageError("the body must be an array of objects with id and scale")
+        raise UsageError('the body must be an array of objects such as {"id": 0, "scale": 0.5}')
     async with service.pool.use(request.query_params.get("model")) as worker:
         engine = worker.model.engine
         engine.adapter_scales = trim_zeros(order_scales(engine, scales))

@@ -84,7 +84,7 @@ async def create_message(service: ServerContext, request: Request) -> Response:
     is_streaming = body.get_bool("stream")
     generate_request = await asyncio.to_thread(parse_request, body, body.get_limit("max_tokens"))
     if body.get("max_tokens") is None:
-        raise UsageError("max_tokens is missing")
+        raise UsageError("max_tokens is missing: set the maximum number of tokens to generate")
     stream = await service.start(generate_request, request_options.parse_keep_alive(body))
     headers = {"request-id": http.generate_id("req_"), **make_extension_headers(body, stream)}
     if is_streaming:
@@ -287,7 +287,7 @@ def parse_messages(messages: Sequence[object]) -> list[Message]:
             raise UsageError(f"{name}.content must be a string or an array of blocks, not {describe_type(content)}")
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if not all(isinstance(block, dict) and isinstance(block.get("type"), str) for block in blocks):
-            raise UsageError(f"{name}.content: a block must be an object with a type")
+            raise UsageError(f"{name}.content: a block must be an object with a string as its type")
         name += ".content"
         parsed += (
             parse_assistant_blocks(blocks, name)

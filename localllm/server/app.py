@@ -182,11 +182,11 @@ async def call_endpoint(service: ServerContext, path: str, endpoint: Endpoint, r
 async def respond_not_found(service: ServerContext, request: Request, error: Exception) -> Response:
     status, path = error.status_code if isinstance(error, HTTPException) else 500, request.url.path
     service.metrics.responses["other", status] += 1
-    methods = ", ".join(method for method, route, _ in ROUTES if matches_route(path, route))
+    methods = ", ".join(method for method, route, _ in ROUTES if is_route_match(path, route))
     error = {
         404: http.RejectedRequestError(404, describe_unknown(path, PATHS), "unknown_url"),
         405: http.RejectedRequestError(405, f"method not allowed for this path; use {methods}", "method_not_supported"),
-    }.get(status) or http.RejectedRequestError(status, "the request was rejected")
+    }.get(status) or http.RejectedRequestError(status, f"the request was rejected with status {status}")
     response = http.make_error_response(error, http.select_error_format(path))
     if status == 405:
         response.headers["Allow"] = methods
@@ -252,12 +252,12 @@ def normalize_path(path: str, routes: Collection[str]) -> str:
     path = re.sub(rf"^(?:{PREFIX})+(?={PREFIX}(/|$))", "", path).rstrip("/") or "/"
     path = ALIASES.get(path, path)
     for candidate in (path, PREFIX + path, path.removeprefix(PREFIX)):
-        if any(matches_route(candidate, route) for route in routes):
+        if any(is_route_match(candidate, route) for route in routes):
             return candidate
     return path
 
 
-def matches_route(path: str, route: str) -> bool:
+def is_route_match(path: str, route: str) -> bool:
     """Return whether a route matches a path."""
     begin, name, _ = route.partition("{")
     return path.startswith(begin) and len(path) > len(begin) if name else path == route

@@ -105,7 +105,7 @@ async def rerank(service: ServerContext, request: Request) -> Response:
 
 
 async def run_exclusively(work: Callable[[], T], field: str) -> T:
-    """Run `work` in a thread, for one request at a time.
+    """Call `work` in a thread, for one request at a time.
 
     The work is completed even if the client disconnects.  field: the request's field with the texts, for errors.
     """
@@ -126,7 +126,7 @@ async def run_exclusively(work: Callable[[], T], field: str) -> T:
 def parse_strings(value: object, name: str) -> list[str]:
     texts = [value] if isinstance(value, str) else value
     if isinstance(texts, list) and not texts:
-        raise UsageError(f"{name} must not be empty")
+        raise UsageError(f"{name} must not be empty; send at least one string")
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise UsageError(f"{name} must be a string or an array of strings")
     if len(texts) > MAX_TEXTS:

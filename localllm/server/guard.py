@@ -60,7 +60,10 @@ class AccessRules:
         host = _HOST.fullmatch(headers.get("host", ""))
         names = {name.lower() for name in (*LOCAL_HOSTS, *self.hosts, address, f"[{address}]")}
         if not host:
-            raise RejectedRequestError(403, "the Host header is missing or is not a host name")
+            raise RejectedRequestError(
+                403,
+                f"the Host header must be a host name, as in http://127.0.0.1 (found {headers.get('host', '')[:60]!r})",
+            )
         if host["name"].lower() not in names:
             name = host["name"][:100]
             reason = f"the Host header names {name}, which this server does not allow"
@@ -69,7 +72,7 @@ class AccessRules:
         server_origin = f"{scheme}://{headers['host']}"
         if origin is not None and origin != server_origin:
             if path.startswith(SAME_ORIGIN_PATHS):
-                raise RejectedRequestError(403, f"{path} is not for pages of other sites")
+                raise RejectedRequestError(403, f"{path} is only for this server's own pages, not for {origin[:60]}")
             if origin not in self.origins:
                 raise RejectedRequestError(403, describe_rejected_origin(origin))
         if self.keys and path not in OPEN_PATHS and method != "OPTIONS" and not self.has_key(headers):
@@ -156,7 +159,7 @@ def describe_rejected_origin(origin: str) -> str:
     try:
         allowed = normalize_origin(origin[:100])
     except UsageError:
-        return "the Origin header is not a scheme and a host like https://example.com"
+        return f"the Origin header must be a scheme and a host like https://example.com, not {origin[:60]!r}"
     return f"this server does not allow requests from pages of {allowed}; start it with --allow-origin {allowed}"
 
 

@@ -188,9 +188,13 @@ async def read_value(request: Request, limits: ClientLimits, any_type: bool = Fa
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > limits.body:
-                    raise RejectedRequestError(413, f"the body is larger than the limit of {limits.body} bytes")
+                    raise RejectedRequestError(
+                        413, f"the body is larger than the limit of {limits.body} bytes; --max-body sets it"
+                    )
     except TimeoutError:
-        raise RejectedRequestError(408, f"the body did not arrive within {limits.seconds:g} seconds") from None
+        raise RejectedRequestError(
+            408, f"the body did not arrive within {limits.seconds:g} seconds; send it faster"
+        ) from None
     decoded = await asyncio.to_thread(decode_body, bytes(body), codings, limits.body) if codings else bytes(body)
     return parse_json(decoded, limits.depth)
 
@@ -198,7 +202,7 @@ async def read_value(request: Request, limits: ClientLimits, any_type: bool = Fa
 def parse_json(body: bytes, depth: int) -> object:
     """Parse JSON of limited depth. Raises RejectedRequestError."""
     if measure_depth(body) > depth:
-        raise RejectedRequestError(400, f"the body is nested deeper than {depth} levels")
+        raise RejectedRequestError(400, f"the body is nested deeper than the limit of {depth} levels; flatten it")
     try:
         return json.loads(body, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
@@ -206,7 +210,7 @@ def parse_json(body: bytes, depth: int) -> object:
 
 
 def _reject_constant(name: str) -> float:
-    raise ValueError(f"{name} is not allowed in JSON")
+    raise ValueError(f"{name} is not allowed in JSON; send null or a number")
 
 
 def measure_depth(body: bytes) -> int:
@@ -388,7 +392,7 @@ def undo_coding(data: bytes, name: str, limit: int) -> bytes:
                 if len(decoded) > limit:
                     raise CodingError(413, f"the decoded body is larger than the limit of {limit} bytes")
                 if not chunk and not stream.eof:
-                    raise CodingError(400, f"the body ends before the end of its {name} stream (Content-Encoding)")
+                    raise CodingError(400, f"the body ends within its {name} stream (Content-Encoding); send all of it")
                 data = b"" if not stream.eof else stream.unused_data
     except broken:
         raise CodingError(400, f"the body is not a valid {name} stream (Content-Encoding)") from None

@@ -16,7 +16,7 @@ Content = str | list[dict[str, str]] | None  # a message's content: a string, or
 
 def parse_messages(messages: Sequence[object]) -> list[Message]:
     if not messages:
-        raise UsageError("messages must not be empty")
+        raise UsageError("messages must not be empty; send at least one message")
     return name_tool_results([_parse_message(message, number) for number, message in enumerate(messages)])
 
 
@@ -63,7 +63,7 @@ def parse_tool_calls(calls: object, name: str) -> list[dict[str, object]]:
     for call in calls:
         function = extract_function(call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise UsageError(f"{name}: a tool call must have a function with a name")
+            raise UsageError(f"{name}: a tool call must have a function with a string as its name, and arguments")
         parsed_function = {"name": function["name"], "arguments": normalize_arguments(function.get("arguments"))}
         parsed.append({"id": str(call.get("id") or ""), "type": "function", "function": parsed_function})
     return parsed
@@ -142,7 +142,7 @@ def _parse_part(part: object, name: str) -> dict[str, str]:
     if isinstance(part, dict) and part.get("type") is None and "text" in part:
         part = {**part, "type": "text"}
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-        raise UsageError(f"{name}: a part must be an object with a type")
+        raise UsageError(f"{name}: a part must be an object with a string as its type")
     kind = part["type"]
     if kind in IMAGE_TYPES:
         return convert_image_part(part, name)

@@ -54,7 +54,7 @@ class Metrics:
         self._prefilled = self._cached_tokens = self._generated = self._cancelled = self._finished = 0
 
     def record_finished(self, request: Request) -> None:
-        """Count a request whose completions have all ended, or which failed."""
+        """Count a request that has completed or failed."""
         self._finished += 1
         self._count(request)
 

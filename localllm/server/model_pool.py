@@ -24,7 +24,7 @@ OVERHEAD_BYTES = 300_000_000  # bytes in addition to weights and KV cache, see s
 
 
 class UnknownModelError(LocalllmError):
-    """Unknown model name."""
+    """Raised for a model name that the server does not have."""
 
 
 @frozen
@@ -53,7 +53,7 @@ class ModelEntry:
         worker: its thread, None while unloaded.  active_requests: count of requests using it now.
         last_used: time of the latest request, by the event loop's clock.
         idle_timer: unloads it after the idle time; None while it is in use or never unloaded.
-        is_ending: whether it is unloaded when its requests have ended, whatever they say.
+        is_ending: whether to unload it after its running requests, even if they set keep_alive.
     """
 
     def __init__(self, name: str, path: str, shared: "ModelEntry | None" = None, options: NameOptions | None = None):
@@ -166,7 +166,7 @@ class ModelPool:
             self._unload_later(entry, 0)
 
     def add_found(self, name: str) -> None:
-        """Add a model of another program, which is not offered otherwise. Raises LocalllmError."""
+        """Add a model of another program, which is not listed until it is requested. Raises LocalllmError."""
         for each, path, options in self.find(self.entries.keys(), name) if self.find else ():
             if each not in self.entries:
                 self._add(each, path, options)
@@ -181,7 +181,7 @@ class ModelPool:
             await self._unload(entry.shared)
 
     def _find_same(self, name: str) -> str:
-        """Return the served name of the file that another name means; the name itself if there is none."""
+        """Return the served name with the same file as another name; the name unchanged if there is none."""
         try:
             path = os.path.realpath(self.locate(name)) if self.locate else ""
         except LocalllmError:
@@ -317,7 +317,7 @@ class ModelPool:
                 await self._unload(entry)
 
     def measure_disk(self) -> dict[str, float]:
-        """Return what all open models read of weights larger than memory: see Engine.get_disk_statistics."""
+        """Sum the disk statistics of all open models: see Engine.get_disk_statistics."""
         total = dict[str, float]()
         for model in [entry.model for entry in [*self.entries.values()] if entry.shared is entry]:
             for name, value in (model.engine.get_disk_statistics() if model else {}).items():

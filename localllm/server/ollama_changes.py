@@ -83,7 +83,7 @@ async def create(service: ServerContext, request: Request) -> Response:
 
 
 def parse_content(body: RequestBody) -> Modelfile:
-    """Return the Modelfile that a request describes by its fields, or has as `modelfile`. Raises UsageError."""
+    """Parse the Modelfile in the field `modelfile`, or build it from the other fields. Raises UsageError."""
     if (text := body.get_string("modelfile")) is not None:
         return parse_modelfile(text, WHERE)
     parameters = dict(body.get_mapping("parameters") or {})
@@ -151,7 +151,7 @@ async def refuse_blob(service: ServerContext, request: Request) -> Response:
 
 
 async def pull(service: ServerContext, request: Request) -> Response:
-    """Serve a model that is on this computer, or download it if the server may; report success in lines."""
+    """Add a local model to the server, or download it if --allow-pull is set; respond with status lines."""
     body = RequestBody(await read_json(request, service.limits, any_type=True))
     body.get_bool("insecure")
     name = require_name(parse_model_name(body), "model")
@@ -185,11 +185,11 @@ async def download(
 
 
 class StoppedPullError(LocalllmError):
-    """The client that asked for a download has left."""
+    """Raised to stop a download after its client has disconnected."""
 
 
 class ReportedProgress(PullProgress):
-    """Keep the latest status of a download; raise StoppedPullError in it when is_stopped."""
+    """Keeps the latest status of a download; raises StoppedPullError within the download once is_stopped is set."""
 
     def __init__(self) -> None:
         self.status, self.is_stopped = dict[str, object](status="pulling manifest"), False
@@ -206,7 +206,9 @@ class ReportedProgress(PullProgress):
     def _set(self, status: dict[str, object]) -> None:
         self.status = status
         if self.is_stopped:
-            raise StoppedPullError("the client has left; the partial download is kept")
+            raise StoppedPullError(
+                "the client disconnected; the partial download is kept, and the next pull resumes it"
+            )
 
 
 async def stream_download(

@@ -85,7 +85,7 @@ async def create_chat_completion(service: ServerContext, request: Request) -> Re
 
 
 def parse_request(body: RequestBody) -> GenerateRequest:
-    for name, reason in (("functions", "use tools"), ("audio", "only text output is supported")):
+    for name, reason in (("functions", "use tools"), ("audio", "answers are text only; leave it out")):
         body.reject(name, reason)
     top_logprobs = body.get_int("top_logprobs", 0, request_options.MAX_LOGPROBS)
     has_logprobs = body.get_bool("logprobs") or bool(top_logprobs)

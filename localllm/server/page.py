@@ -89,7 +89,7 @@ async def write_session(service: ServerContext, request: Request) -> Response:
     if len(messages) > MAX_MESSAGES:
         raise UsageError(f"messages must be at most {MAX_MESSAGES}, not {len(messages)}")
     if any(message["role"] == "system" for message in messages[1:]):
-        raise UsageError("messages: only the first message may have the role system")
+        raise UsageError("messages[0] must be the only message with the role system; remove the others")
     entry = service.pool.resolve(name) if (name := body.get_string("model")) else None
     settings = parse_settings(body)
     update = SessionUpdate(request.path_params["name"], messages, entry, body.get_string("revision"), settings)
@@ -120,7 +120,9 @@ async def remove_session(service: ServerContext, request: Request) -> Response:
     def remove() -> None:
         with WRITING:
             if compute_revision(sessions.read_session(name).messages) != revision:
-                raise RejectedRequestError(409, f"conversation {name!r} was changed elsewhere; nothing was deleted")
+                raise RejectedRequestError(
+                    409, f"conversation {name!r} was changed elsewhere, so it was not deleted; load it again first"
+                )
             sessions.remove_session(name)
 
     await asyncio.to_thread(remove)
@@ -228,7 +230,7 @@ def parse_message(message: object) -> dict[str, object]:
     body = RequestBody.parse(message, "messages[]")
     role = body.get_choice("role", sessions.ROLES)
     if role is None:
-        raise UsageError("role is missing")
+        raise UsageError(f"role is missing; it must be {', '.join(sessions.ROLES)}")
     reasoning = body.get_string("reasoning_content")
     text = body.require_string("content")
     parsed: dict[str, object] = {"role": role, "content": text}

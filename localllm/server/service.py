@@ -186,7 +186,9 @@ class ResponseStream:
                 number, token_event = item
                 yield number * self._generate_request.n + token_event.number, token_event
         except TimeoutError:
-            raise RequestTimeoutError(f"the answer took more than {self._seconds:g} seconds") from None
+            raise RequestTimeoutError(
+                f"the answer took more than {self._seconds:g} seconds, the limit of --timeout; lower max_tokens"
+            ) from None
         finally:
             await source.aclose()
         for subscriber in self._subscribers:

@@ -20,7 +20,7 @@ from localllm.server.metrics import Metrics
 if TYPE_CHECKING:
     from localllm.api import Model
 
-STOPPING = "the server is stopping"
+STOPPING = "the server is stopping; try again after its restart"
 MAX_WAITING = 256  # maximum length of the request queue
 _SHOWN = 300  # maximum characters of an answer in an error message
 

@@ -31,7 +31,7 @@ def read_prompts(data: bytes, name: str) -> list[Prompt]:
     """Parse a file of prompts: lines, or JSON Lines with the field "prompt" or "messages". Raises UsageError."""
     prompts = [parse_prompt(record, name) for record in read_records(data, name)]
     if not prompts:
-        raise UsageError(f"{printable(name, 4096)}: the file contains no prompts")
+        raise UsageError(f"{printable(name, 4096)}: the file contains no prompts; write one per line")
     return prompts
 
 
@@ -63,7 +63,8 @@ class StateReader:
         try:
             h = self._model.engine.hyperparameters
             if h.bidirectional or h.start_token is not None or h.layers < 2:
-                raise UnsupportedError(f"{self._model.path}: control vectors are not supported for {h.arch} models")
+                reason = "only models that continue texts, with at least 2 layers, have them"
+                raise UnsupportedError(f"{self._model.path}: {h.arch} models have no control vectors: {reason}")
             self._outputs = np.zeros((h.layers - 1, h.width), np.float32)
             hook = LayerHook(frozenset(range(2, h.layers + 1)), self._record_last)
             self._sequence = self._model.engine.sequence(hook)
@@ -88,12 +89,14 @@ class StateReader:
         """
         encoded = [self.encode(prompt) for prompt in prompts]
         if not all(encoded):
-            raise UsageError("a prompt has no tokens")
+            raise UsageError(f"prompt {encoded.index([]) + 1} has no tokens; replace it by a text that is not empty")
         for ids in encoded:
             self._sequence.truncate(0)
             self._sequence.append(ids, "last")
             if not np.isfinite(self._outputs).all():
-                raise ModelError(f"{self._model.path}: the output of a layer is not finite")
+                raise ModelError(
+                    f"{self._model.path}: the output of a layer is not finite; check the weights with `localllm verify`"
+                )
             yield self._outputs.copy()
 
     def close(self) -> None:
@@ -109,8 +112,8 @@ class StateReader:
 def require_pairs(positive: Sequence[Prompt], negative: Sequence[Prompt]) -> None:
     """Raise UsageError unless each positive prompt has a negative one."""
     if len(positive) != len(negative):
-        count = f"found {len(positive)} and {len(negative)}"
-        raise UsageError(f"the files of positive and negative prompts must have the same number of prompts ({count})")
+        found = f"found {len(positive)} and {len(negative)}"
+        raise UsageError(f"there must be as many positive as negative prompts ({found}): add or remove some")
 
 
 def compute_directions(positive: np.ndarray, negative: np.ndarray, method: Method) -> np.ndarray:
@@ -127,7 +130,9 @@ def compute_directions(positive: np.ndarray, negative: np.ndarray, method: Metho
         components = np.linalg.svd(differences, full_matrices=False)[2][:, 0]  # [layers, width], of length 1
         directions = np.einsum("lw,lw->l", components, directions)[:, None] * components
     if not directions.any(axis=1).all():
-        raise UsageError("the positive and the negative prompts must differ: a layer has the same states after both")
+        raise UsageError(
+            "the hidden states after positive and negative prompts are equal in a layer: make the prompts differ"
+        )
     return np.asarray(directions, np.float32)
 
 

@@ -1,4 +1,4 @@
-"""Protect existing files: output replaces only files of its own type, unless forced."""
+"""Protect existing files: a command overwrites only files of the type that it writes, unless --force is given."""
 
 import os
 from collections.abc import Callable

@@ -44,7 +44,7 @@ class PromptTemplate:
 
     @property
     def is_own(self) -> bool:
-        return self.path.parent == own_folder()
+        return self.path.parent == get_own_folder()
 
     def list_arguments(self, excluded: Container[str] = ()) -> list[str]:
         """Return the template's options as command-line arguments, except those in `excluded`."""
@@ -97,7 +97,7 @@ def split_values(value: str) -> list[str]:
     return [value]
 
 
-def own_folder() -> Path:
+def get_own_folder() -> Path:
     return get_user_folder("config") / "templates"
 
 
@@ -107,7 +107,7 @@ def get_builtin_folder() -> Path:
 
 def list_names() -> list[str]:
     stems = set[str]()
-    for folder in (own_folder(), get_builtin_folder()):
+    for folder in (get_own_folder(), get_builtin_folder()):
         if folder.is_dir():
             stems |= {each.stem for each in folder.iterdir() if each.suffix == ENDING and NAME.fullmatch(each.stem)}
     return sorted(stems)
@@ -129,7 +129,7 @@ def find_path(name: str) -> Path:
     if os.sep in name or name.endswith(ENDING):
         return Path(name)
     if NAME.fullmatch(name):
-        for folder in (own_folder(), get_builtin_folder()):
+        for folder in (get_own_folder(), get_builtin_folder()):
             if (path := folder / f"{name}{ENDING}").is_file():
                 return path
     raise UsageError(f"unknown template {name!r}; `localllm templates` lists the available ones")

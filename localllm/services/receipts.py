@@ -147,7 +147,7 @@ def identify_files(model: "Model", on_progress: OnProgress | None = None) -> lis
 
 
 def get_open_arguments(model: "Model", chat_template: str | None) -> dict[str, object]:
-    """Return arguments for api.open_model that open the model in the same way."""
+    """Return the arguments of api.open_model with which this model was opened."""
     kv_type = model.engine.kv_type
     return {
         "context": model.context,
@@ -175,7 +175,7 @@ def describe_vectors(model: "Model") -> list[dict[str, object]]:
 
 
 def describe_environment(model: "Model") -> dict[str, object]:
-    """Describe the environment; responses are equal in equal environments."""
+    """Describe versions, processor and device: with the same ones, the same tokens are generated."""
     return {
         **{name: version(name) for name in PACKAGES}, "python": sys.version.split()[0], "system": get_system_name(),
         "processor": describe_processor(), "device": model.engine.device,
@@ -200,7 +200,9 @@ def serialize_options(options: GenerationOptions) -> dict[str, object]:
         try:
             plain[field.name] = json.loads(json.dumps(value, allow_nan=False))
         except (TypeError, ValueError):
-            raise UsageError(f"{field.name} cannot be stored in a receipt: {value!r}") from None
+            raise UsageError(
+                f"{field.name} must be a JSON value to be stored in a receipt (found {value!r}): leave it out"
+            ) from None
     return plain
 
 
@@ -222,7 +224,7 @@ def restore_options(receipt: Receipt) -> GenerationOptions:
         kind = "auto" if speculate.startswith("draft:") else speculate
         return GenerationOptions(**field_values, sampling=sampling, speculate=kind)
     except (TypeError, ValueError, KeyError) as error:
-        raise UsageError(f"the receipt was written by another version of localllm: {error}") from None
+        raise UsageError(f"the receipt is from another version of localllm ({error}): write it again") from None
 
 
 def write_receipt(path: str | os.PathLike[str], receipt: Receipt) -> None:
@@ -247,7 +249,8 @@ def read_receipt(path: str | os.PathLike[str]) -> Receipt:
     if not is_known or not has_shape(get_answers(receipt["result"]), [answer]):
         raise UsageError(f"{name}: not a receipt; `localllm run --receipt FILE` writes one")
     if receipt["receipt"] != FORMAT_VERSION:
-        raise UsageError(f"{name}: the receipt was written by another version of localllm")
+        version = f"format {receipt['receipt']}, expected {FORMAT_VERSION}"
+        raise UsageError(f"{name}: the receipt is from another version of localllm ({version}): write it again")
     return receipt
 
 

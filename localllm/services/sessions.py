@@ -46,7 +46,7 @@ class SessionModel:
     fingerprint: str = ""
 
     def is_same(self, other: "SessionModel") -> bool:
-        """Return whether both have the same weights, or, without a fingerprint, the same file."""
+        """Return whether both models have the same weights; without fingerprints, the same path."""
         if self.fingerprint and other.fingerprint:
             return self.fingerprint == other.fingerprint
         return os.path.realpath(self.path) == os.path.realpath(other.path)
@@ -151,14 +151,16 @@ def _parse_header(header: SessionLine, subject: str) -> SavedChat:
 
 def _parse_message(line: bytes, number: int, subject: str) -> SessionLine:
     message = _parse_object(line)
-    is_text = message is not None and isinstance(message.get("content"), str) and are_paths(message.get("images", []))
+    is_text = (
+        message is not None and isinstance(message.get("content"), str) and is_path_list(message.get("images", []))
+    )
     roles = ROLES if number == 2 else ROLES[1:]
     if message is None or not is_text or message.get("role") not in roles:
         raise UsageError(f"{subject} is damaged: line {number} is not a message")
     return message
 
 
-def are_paths(value: object) -> bool:
+def is_path_list(value: object) -> bool:
     """Return whether a value is a message's list of image paths."""
     return isinstance(value, list) and all(isinstance(path, str) for path in value)
 
@@ -384,7 +386,7 @@ def format_markdown(messages: Sequence[SessionLine], title: str) -> str:
 
 
 def find_sessions(text: str) -> list[tuple[str, int, str]]:
-    """Return session, number and line of each line of a message that has a text, whatever the case of its letters."""
+    """Find messages that contain a text, ignoring case; return (session, message number, line) for each line."""
     wanted = text.casefold()
     return [
         (listed.name, number, f"{message['role']}: {line.strip()}")

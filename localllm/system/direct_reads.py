@@ -1,7 +1,7 @@
-"""Reads of files past the system's cache, into memory of the caller.
+"""Read files without the operating system's cache, into memory of the caller.
 
-Offsets, sizes and addresses must be multiples of BLOCK. Where the system or the file system cannot do it (tmpfs), the
-reads go through the cache.
+Offsets, sizes and addresses must be multiples of BLOCK. Where the operating system or the file system does not support
+this (tmpfs), the cache is used.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ END_OF_FILE = 38  # Windows: ERROR_HANDLE_EOF
 
 
 class DirectFile:
-    """A file that is open for reading, by several threads at once."""
+    """A file that several threads may read at the same time; call close at the end."""
 
     def __init__(self, path: str):
         """Open a file. Raises OSError."""
@@ -58,7 +58,7 @@ def read_descriptor(descriptor: int, target: memoryview, offset: int) -> int:
 
 
 class Overlapped(ctypes.Structure):
-    """Windows' OVERLAPPED: where a read begins."""
+    """Windows' OVERLAPPED, which has the offset of a read."""
 
     _fields_ = (
         ("internal", ctypes.c_void_p * 2),

@@ -42,7 +42,7 @@ def get_folder_variable(kind: str) -> str:
 
 
 def get_default_folder(kind: str) -> Path:
-    """Return the operating system's conventional folder; kind: see `folder_of`."""
+    """Return the operating system's conventional folder; kind: see `get_user_folder`."""
     home = to_absolute_path(os.path.expanduser("~")) or Path("/")
     if sys.platform == "win32":  # APPDATA roams with the user to other computers, LOCALAPPDATA does not
         if kind == "config":
@@ -302,7 +302,7 @@ def open_temporary_file() -> Iterator[tuple[FileIO, str]]:
 def replace_file(path: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
     """Rename a file over another one, atomically. Raises OSError.
 
-    Windows refuses to replace a file that is mapped, or that most programs have open: retry for REPLACE_FOR seconds.
+    Windows refuses to replace a file that is mapped, or that most programs have open: retry for REPLACE_SECONDS.
     """
     end = time.monotonic() + (REPLACE_SECONDS if sys.platform == "win32" else 0)
     while True:

@@ -75,7 +75,7 @@ class MemoryRegion:
 
 
 def replace_pages(address: int, size: int) -> None:
-    """Map zero pages over these, since macOS' MADV_DONTNEED may keep their content. Raises OSError."""
+    """Replace pages by zero pages, since macOS' MADV_DONTNEED may keep their content. Raises OSError."""
     system = ctypes.CDLL(None, use_errno=True)
     system.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
     system.mmap.restype = ctypes.c_void_p

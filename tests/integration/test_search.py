@@ -16,7 +16,7 @@ from localllm.errors import UsageError
 from localllm.files import documents
 from localllm.services.search.answers import list_citations
 from localllm.services.search.embed import read_text_file
-from localllm.services.search.files import FileFilter, iter_text_files, matches_pattern
+from localllm.services.search.files import FileFilter, is_pattern_match, iter_text_files
 from localllm.services.search.index import PassageIndex
 from localllm.services.search.passages import Passage, split_passages
 from localllm.services.search.ranking import PassageSearch, SearchModels, drop_repetitions, extract_words
@@ -141,9 +141,9 @@ def test_searched_files_are_those_of_ripgrep(folder: Path):
     with pytest.raises(UsageError, match="none: no such file or folder"):
         [*iter_text_files(["none"], FileFilter())]
     assert (
-        matches_pattern("a/b/c.md", "b/*.md")
-        and matches_pattern("a/c.md", "c.*")
-        and not matches_pattern("a/c.md", "b/*.md")
+        is_pattern_match("a/b/c.md", "b/*.md")
+        and is_pattern_match("a/c.md", "c.*")
+        and not is_pattern_match("a/c.md", "b/*.md")
     )
 
 

@@ -364,11 +364,11 @@ def test_garbage_and_disconnects_leave_nothing_running(server: Served):
 @pytest.mark.parametrize(("header", "value", "reason"), [
     ("Host", "host.docker.internal:11435", "the Host header names host.docker.internal, which this server does not "
      "allow; start it with --allow-host host.docker.internal"),
-    ("Host", "a b", "the Host header is missing or is not a host name"),
+    ("Host", "a b", "the Host header must be a host name, as in http://127.0.0.1 (found 'a b')"),
     ("Origin", "http://localhost:3000", "this server does not allow requests from pages of http://localhost:3000; "
      "start it with --allow-origin http://localhost:3000"),
     ("Origin", "null", "this server does not allow requests from pages of null; start it with --allow-origin null"),
-    ("Origin", "<script>", "the Origin header is not a scheme and a host like https://example.com"),
+    ("Origin", "<script>", "the Origin header must be a scheme and a host like https://example.com, not '<script>'"),
 ])  # fmt: skip
 def test_a_refusal_names_the_option_that_would_allow_it(server: Served, header: str, value: str, reason: str):
     reply = server.get("/v1/models", **{header: value})
@@ -378,4 +378,7 @@ def test_a_refusal_names_the_option_that_would_allow_it(server: Served, header: 
 
 def test_saved_conversations_are_refused_to_allowed_pages_with_the_reason(server: Served):
     reply = server.get("/sessions", Origin="https://friend.example")
-    assert reply.json["error"]["message"] == "/sessions is not for pages of other sites"
+    assert (
+        reply.json["error"]["message"]
+        == "/sessions is only for this server's own pages, not for https://friend.example"
+    )

@@ -192,7 +192,10 @@ REFUSED = [
     ("https://example.org/a.png", "URLs are not fetched"),
     ("one.png", "URLs are not fetched"),
     ("", "URLs are not fetched"),
-    ("data:image/png;base64,####", "the image's data URL has invalid base64"),
+    (
+        "data:image/png;base64,####",
+        "the image's data URL must contain valid base64 after the comma; encode the image again",
+    ),
     ("data:image/png,abc", "must begin with data:image/...;base64,"),
     ("data:image/png;base64,", "the file is empty"),
     ("data:image/png;base64,aGVsbG8=", "expected an image file"),

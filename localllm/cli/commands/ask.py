@@ -12,9 +12,9 @@ from localllm.errors import UsageError
 def ask(
     paths: SearchPaths = None,
     *,
-    model: str | None = option("-m --model", "Model that answers.", "MODEL", autocompletion=offer_models),
-    query: str | None = option("-p --prompt", "Question; all arguments are then files or folders.", "TEXT"),
-    top: int = option("-k --top", "Number of passages to answer from.  [default: 8]", "N", default=8),
+    model: str | None = option("-m --model", "Answer with this model.", "MODEL", autocompletion=offer_models),
+    query: str | None = option("-p --prompt", "Ask this question; all arguments are then files or folders.", "TEXT"),
+    top: int = option("-k --top", "Answer from the N best passages.  [default: 8]", "N", default=8),
     threshold: Threshold = None,
     system: options.System = None,
     files: FileFilterFlags,

@@ -29,10 +29,7 @@ NARROW = 70  # a terminal of fewer columns gets a table without a frame
 
 
 class IntegerList:
-    """A parser of comma-separated integers, each at least `least`.
-
-    length: their exact count, if given.
-    """
+    """Parses comma-separated integers, each `least` or greater; `length`: how many there must be, None for any."""
 
     def __init__(self, least: int = 0, length: int | None = None):
         self._least, self._length = least, length
@@ -58,20 +55,20 @@ def bench(
     model: options.ModelName,
     *,
     prompt: Sequence[int] = declare_integers_option(
-        "-p --n-prompt --prompt", "Prompt length of the prefill test (pp); 0: no test.  [default: 512]", (512,)
+        "-p --n-prompt --prompt", "Prefill prompts of N tokens (test pp); 0: no test.  [default: 512]", (512,)
     ),
     generate: Sequence[int] = declare_integers_option(
-        "-n --n-gen --generate", "Tokens of the generation test (tg); 0: no test.  [default: 128]", (128,)
+        "-n --n-gen --generate", "Generate N tokens (test tg); 0: no test.  [default: 128]", (128,)
     ),
     combined: list[Any] | None = option(
-        "-pg", "Combined test: prefill P tokens, then generate N.  [repeatable]", "P,N", parser=PAIR
+        "-pg", "Prefill P tokens, then generate N, in one test.  [repeatable]", "P,N", parser=PAIR
     ),
     depth: Sequence[int] = declare_integers_option(
-        "-d --depth --n-depth", "Tokens in the KV cache before each test.  [default: 0]", (0,)
+        "-d --depth --n-depth", "Fill the KV cache with N tokens before each test.  [default: 0]", (0,)
     ),
-    repetitions: int = option("-r --repetitions", "Repetitions of each test.  [default: 5]", "N", default=5),
+    repetitions: int = option("-r --repetitions", "Repeat each test N times.  [default: 5]", "N", default=5),
     threads: Sequence[int] | None = declare_integers_option(
-        "-t --threads", "Number of CPU threads.  [default: the physical cores that this process may use]", least=1
+        "-t --threads", "Use N CPU threads.  [default: the physical cores that this process may use]", least=1
     ),
     device: options.Device = "auto",
     gpu_layers: options.GpuLayers = "auto",

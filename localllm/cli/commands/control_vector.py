@@ -20,20 +20,20 @@ def control_vector(
     out: str = argument("OUT", "Output file.", also=("-o", "--output", "--output-file")),
     *,
     positive: str = option(
-        "--positive --positive-file", "File of prompts with the wanted quality.", "FILE", default=REQUIRED
+        "--positive --positive-file", "Read prompts with the wanted quality from FILE.", "FILE", default=REQUIRED
     ),
     negative: str = option(
-        "--negative --negative-file", "File of as many prompts without it.", "FILE", default=REQUIRED
+        "--negative --negative-file", "Read as many prompts without it from FILE.", "FILE", default=REQUIRED
     ),
     method: Literal["mean", "pca"] = option(
         "--method",
-        "mean: the mean difference of each pair's hidden states; pca: the differences' first principal component.  "
+        "Compute the mean difference of the pairs' hidden states (mean), or their first principal component (pca).  "
         "[default: mean]",
         "NAME",
         default="mean",
     ),
     context: int | None = option(
-        "-c --context --ctx-size", "Context length, in tokens.  [default: the model's training context]", "N"
+        "-c --context --ctx-size", "Set the context length, in tokens.  [default: the model's training context]", "N"
     ),
     threads: options.Threads = None,
     force: options.Force = False,

@@ -10,7 +10,7 @@ from localllm.cli.terminal.output import say_dim
 def create(
     name: str = argument("NAME", "New name, such as mario or mario:v2."),
     *,
-    file: str = option("-f --file", "Modelfile to read.  [default: Modelfile]", "FILE", default="Modelfile"),
+    file: str = option("-f --file", "Read this Modelfile.  [default: Modelfile]", "FILE", default="Modelfile"),
 ) -> None:
     """Create a name with settings from a Modelfile.
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class TokenCounter(Protocol):
-    """An embedder or a reranker; tokens: the count of tokens it has read."""
+    """An embedder or a reranker, which counts the tokens that it reads."""
 
     tokens: int
     warnings: list[str]
@@ -31,9 +31,10 @@ class TokenCounter(Protocol):
 
 E = TypeVar("E", bound=TokenCounter)
 Context = Annotated[
-    int | None, option("-c --context --ctx-size", "Maximum tokens per text.  [default: the model's context]", "N")
+    int | None,
+    option("-c --context --ctx-size", "Embed at most N tokens per text.  [default: the model's context]", "N"),
 ]
-Field = Annotated[str, option("--field", "Field of a JSON object that holds the text.  [default: text]", "NAME")]
+Field = Annotated[str, option("--field", "Read the text from this field of JSON objects.  [default: text]", "NAME")]
 
 
 def embed(
@@ -46,10 +47,10 @@ def embed(
         "--files", "Embed each file, also in folders, as one text; --near searches their passages.", "PATH..."
     ),
     output: str | None = option(
-        "-o --output", "Output file; records that a JSONL file already has are skipped.", "FILE"
+        "-o --output", "Write to this file; records that a JSONL file already has are skipped.", "FILE"
     ),
     format: Literal["jsonl", "npy", "plain"] | None = option(
-        "--format", "Output format: jsonl, npy or plain.  [default: npy for -o FILE.npy, else jsonl]", "FORMAT"
+        "--format", "Write this format: jsonl, npy or plain.  [default: npy for -o FILE.npy, else jsonl]", "FORMAT"
     ),
     dims: int | None = option("--dims", "Truncate vectors to N dimensions (Matryoshka models).", "N"),
     role: Literal["query", "document"] | None = option(
@@ -65,15 +66,15 @@ def embed(
     ),
     raw: bool = option("--no-normalize", "Do not scale vectors to length 1."),
     pooling: Literal["mean", "cls", "last"] | None = option(
-        "--pooling", "Pooling of token vectors: mean, cls or last.  [default: the model's]", "HOW"
+        "--pooling", "Pool token vectors by mean, cls or last.  [default: the model's]", "HOW"
     ),
     near: str | None = option("--near", "Print the texts nearest to QUERY instead of vectors.", "QUERY"),
     duplicates: float | None = option(
         "--duplicates", "Print groups of texts with at least this cosine similarity, up to 1, instead of vectors.", "N"
     ),
-    top: int = option("--top", "Number of texts that --near prints.  [default: 5]", "N", default=5),
+    top: int = option("--top", "With --near: print the N nearest texts.  [default: 5]", "N", default=5),
     images: list[str] | None = option(
-        "--image", "Image to embed, with a model of images and texts (CLIP).  [repeatable]", "FILE"
+        "--image", "Embed this image, with a model of images and texts (CLIP).  [repeatable]", "FILE"
     ),
     field: Field = "text",
     stats: bool = option("--stats", "Print counts and speed to stderr."),
@@ -369,7 +370,7 @@ class VectorWriter(Protocol):
 
 
 class VectorOutput(Protocol):
-    """An output of vectors, in the order of their records."""
+    """Where `embed` writes vectors, in the order of their records."""
 
     def find_remaining(self, records: "list[Record]") -> "list[Record]":
         """Return the records without a vector yet."""
@@ -451,7 +452,7 @@ class VectorLines:
 
 
 class VectorArray:
-    """Collects all vectors as one array."""
+    """Collects all vectors, to be written as one NumPy array."""
 
     def __init__(self) -> None:
         self.all: list[np.ndarray] = []

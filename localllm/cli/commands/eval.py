@@ -24,7 +24,7 @@ class EvalPromptFlags:
 
     prompt: str | None = option(
         "-p --prompt",
-        'Prompt template, as in `map`: {question} is the field "question".  [default: the record\'s prompt]',
+        'Make prompts from a template, as in `map`: {question} is the field "question".  [default: that of the record]',
         "TEXT",
     )
     system: options.System = None
@@ -39,11 +39,13 @@ def eval(
     *,
     grader: Literal[
         "exact", "number", "choice", "regex", "json", "program", "likelihood", "likelihood_per_byte"
-    ] = option("--grader", "Grader of questions that name none.  [default: exact]", "NAME", default="exact"),
+    ] = option(
+        "--grader", "Grade questions that name no grader with this one.  [default: exact]", "NAME", default="exact"
+    ),
     output: str | None = option(
         "-o --output",
-        "JSONL file for the answers; questions that it already answers are skipped. With several models, each "
-        "has its own: FILE a.jsonl becomes a-MODEL.jsonl.",
+        "Write the answers to this JSONL file; questions that it answers already are skipped. With several models, "
+        "each has its own: FILE a.jsonl becomes a-MODEL.jsonl.",
         "FILE",
     ),
     redo: bool = option("--redo", "Answer all questions again, and replace the answers in FILE."),
@@ -96,7 +98,7 @@ def eval(
             path, PromptBuilder(ask.prompt, None, system, first=opening.get_first_messages(model, is_remote=False)),
             options.build_generation_options(None, own), 1, True, engine.context, engine.threads,
             engine.cache.format_types(), ask.chat_template, json_as_text=True, scored=questions.scored,
-            **engine.adapters.absolute_fields(),
+            **engine.adapters.make_absolute_fields(),
         )  # fmt: skip
         is_generating = len(questions.scored) < len(questions.records)
         if warning := warn_missing_template(path, ask.chat_template) if is_generating else None:

@@ -25,12 +25,12 @@ def fit(
     every: bool = option("--all", "Rank the models on this computer and those that can be pulled, instead of MODEL."),
     order: str | None = option(
         "--sort",
-        "With --all: size (largest first), speed (fastest first) or memory (least first).  [default: size]",
+        "With --all: sort by size (largest first), speed (fastest) or memory (least).  [default: size]",
         "ORDER",
         autocompletion=make_offer(("size", "speed", "memory")),
     ),
     context: int | None = option(
-        "-c --context --ctx-size", "Context length, in tokens.  [default: several lengths]", "N"
+        "-c --context --ctx-size", "Estimate for this context length, in tokens.  [default: several lengths]", "N"
     ),
     kv_type: str | None = option(
         "--kv-type",
@@ -40,7 +40,7 @@ def fit(
     ),
     lora: list[str] = option(
         "--lora --lora-scaled",
-        "Low-rank adapters (LoRA) that the model is used with, GGUF files or PEFT folders.  [repeatable]",
+        "Include low-rank adapters (LoRA), GGUF files or PEFT folders.  [repeatable]",
         "FILE[:SCALE],...",
         parser=parse_scaled_files,
         typed_only=True,
@@ -83,7 +83,9 @@ def fit(
         write(to_json_line(facts))
     else:
         write(
-            "\n".join([*format_summary(facts), "", *needs(facts), "", wrap_line(format_conclusion(facts), sys.stdout)])
+            "\n".join(
+                [*format_summary(facts), "", *format_needs(facts), "", wrap_line(format_conclusion(facts), sys.stdout)]
+            )
             + "\n"
         )
     if not (any(row["fits"] for row in facts["rows"]) or (context is None and any(facts["longest"].values()))):
@@ -132,7 +134,7 @@ def format_row(row: "FitRow") -> tuple[str, ...]:
 def format_summary(facts: "ModelFit") -> "Sequence[str]":
     """Describe the model and the memory, one fact per line."""
     each = format_size(facts["weight_bytes_per_token"])
-    share = f", of which each token reads {each}" if generates_text(facts) else ""
+    share = f", of which each token reads {each}" if can_generate_text(facts) else ""
     lines = [
         ("model", facts["path"]),
         ("architecture", facts["architecture"]),
@@ -145,10 +147,10 @@ def format_summary(facts: "ModelFit") -> "Sequence[str]":
     return format_facts(lines)
 
 
-def needs(facts: "ModelFit") -> "Sequence[str]":
+def format_needs(facts: "ModelFit") -> "Sequence[str]":
     """Build the table: a row per context length, with memory and speed for each KV cache type."""
     kinds, rows = [*facts["longest"]], facts["rows"]
-    if not generates_text(facts):
+    if not can_generate_text(facts):
         return format_table(
             ("texts of", "needed"), [(str(row["context"]), format_size(row["needed_bytes"])) for row in rows]
         )
@@ -160,7 +162,7 @@ def needs(facts: "ModelFit") -> "Sequence[str]":
     )
 
 
-def generates_text(facts: "ModelFit") -> bool:
+def can_generate_text(facts: "ModelFit") -> bool:
     return all(row["tokens_per_s"] is not None for row in facts["rows"])
 
 
@@ -173,7 +175,7 @@ def format_cell(row: "MemoryFit") -> str:
 def format_conclusion(facts: "ModelFit") -> str:
     """Describe in a sentence whether the model fits."""
     longest = facts["longest"]
-    if not generates_text(facts) and all(row["fits"] for row in facts["rows"]):
+    if not can_generate_text(facts) and all(row["fits"] for row in facts["rows"]):
         return f"It fits, with texts of up to {facts['context']} tokens; measure its speed with `localllm bench`."
     if not any(longest.values()) and (disk := facts["disk"]):
         experts = " of experts (equally popular ones)" if disk["held_bytes"] > facts["weight_bytes_per_token"] else ""

@@ -21,10 +21,10 @@ def imatrix(
     ),
     texts: list[str] | None = argument("[TEXT...]", "Text files to run the model on.", also=("-f", "--file")),
     *,
-    output: str = option("-o --output", "Output file.", "FILE", default=REQUIRED),
+    output: str = option("-o --output", "Write the importance matrix to this file.", "FILE", default=REQUIRED),
     in_files: list[str] | None = option("--in-file", "Merge an existing importance matrix.  [repeatable]", "FILE"),
-    context: int | None = option("-c --context --ctx-size", "Tokens per chunk.  [default: 512]", "N"),
-    chunks: int | None = option("--chunks", "Maximum number of chunks.  [default: all]", "N"),
+    context: int | None = option("-c --context --ctx-size", "Run chunks of N tokens.  [default: 512]", "N"),
+    chunks: int | None = option("--chunks", "Run at most N chunks.  [default: all]", "N"),
     parse_special: bool = option("--parse-special", "Parse special tokens like <|im_end|> in the text."),
     process_output: bool = option("--process-output", "Also collect data for the output tensor."),
     threads: options.Threads = None,
@@ -70,14 +70,14 @@ def imatrix(
         line.clear()
         end_on_bus_error(path)
         opening.warn(collector.warnings)
-        collect(collector, line)
+        collect_with_progress(collector, line)
         matrix = collector.compute_matrix()
         write_imatrix(output, merged.merge(matrix) if merged else matrix)
         collector.remove_part()
     say_dim(f"{len(matrix.squares)} matrices, {matrix.chunks} chunks of {matrix.chunk_size} tokens")
 
 
-def collect(collector: "ImportanceCollector", line: ProgressLine) -> None:
+def collect_with_progress(collector: "ImportanceCollector", line: ProgressLine) -> None:
     remaining = RemainingTime(collector.total, collector.done)
     line.show(f"reading: {remaining.format_first()}")
     try:

@@ -7,7 +7,7 @@ from localllm.cli.terminal.render import format_size
 
 def import_(
     file: str = argument("FILE", "GGUF file; of a split model, the first file."),
-    name: str | None = argument("[NAME]", "Its name from now on.  [default: the file's]"),
+    name: str | None = argument("[NAME]", "Name of the model in `localllm list`.  [default: the file's]"),
     *,
     move: bool = option("--move", "Move the file instead of copying it."),
 ) -> None:

@@ -17,11 +17,16 @@ def launch(
     agent: str = argument("AGENT", f"One of {', '.join(AGENTS)}.", make_offer(tuple(AGENTS))),
     arguments: list[str] | None = argument("[-- ARGUMENT...]", "Arguments for the agent itself."),
     *,
-    model: str | None = option("--model", "Model to use.  [default: the server's first]", "NAME"),
+    model: str | None = option("--model", "Let the agent use this model.  [default: the server's first]", "NAME"),
     url: str = option(
-        "--url", "Address of the server.  [default: http://127.0.0.1:11435]", "URL", default="http://127.0.0.1:11435"
+        "--url",
+        "Connect to the server at this address.  [default: http://127.0.0.1:11435]",
+        "URL",
+        default="http://127.0.0.1:11435",
     ),
-    api_key_file: str | None = option("--api-key-file", f"File with the server's API key.  [default: ${KEY}]", "FILE"),
+    api_key_file: str | None = option(
+        "--api-key-file", f"Read the server's API key from FILE.  [default: ${KEY}]", "FILE"
+    ),
     dry_run: bool = option("--dry-run", "Only show the settings; do not start the agent."),
 ) -> None:
     """Start a coding agent that uses a model of `localllm serve`.

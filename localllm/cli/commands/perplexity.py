@@ -27,17 +27,15 @@ class ChoiceTaskFlags:
 
     hellaswag: bool = option("--hellaswag", "Score the HellaSwag tasks in TEXT: 6 lines each, as in llama.cpp.")
     hellaswag_tasks: int | None = option(
-        "--hellaswag-tasks", "Number of tasks, drawn at random; 0: all.  [default: 400]", "N"
+        "--hellaswag-tasks", "Score N tasks, drawn at random; 0: all.  [default: 400]", "N"
     )
     winogrande: bool = option("--winogrande", "Score the Winogrande tasks in TEXT: CSV, as in llama.cpp.")
-    winogrande_tasks: int | None = option(
-        "--winogrande-tasks", "Number of tasks, drawn at random.  [default: all]", "N"
-    )
+    winogrande_tasks: int | None = option("--winogrande-tasks", "Score N tasks, drawn at random.  [default: all]", "N")
     multiple_choice: bool = option(
         "--multiple-choice", "Score the multiple-choice tasks in TEXT, llama.cpp's binary file (ARC, MMLU, TruthfulQA)."
     )
     multiple_choice_tasks: int | None = option(
-        "--multiple-choice-tasks", "Number of tasks, drawn at random.  [default: all]", "N"
+        "--multiple-choice-tasks", "Score N tasks, drawn at random.  [default: all]", "N"
     )
 
     def select(self) -> tuple[str, int] | None:
@@ -63,15 +61,15 @@ def perplexity(
     text: str | None = argument("[TEXT]", "Text file.", also=("-f", "--file", "-bf", "--binary-file")),
     *,
     context: int | None = option(
-        "-c --context --ctx-size", "Tokens per chunk; the second half of each chunk is scored.  [default: 512]", "N"
+        "-c --context --ctx-size", "Run chunks of N tokens, and score the second half of each.  [default: 512]", "N"
     ),
-    chunks: int | None = option("--chunks", "Maximum number of chunks.  [default: all]", "N"),
+    chunks: int | None = option("--chunks", "Run at most N chunks.  [default: all]", "N"),
     save_logits: str | None = option(
         "--save-logits --save-all-logits", "Save the logits to FILE, for --kl-divergence.", "FILE"
     ),
     kl_divergence: bool = option("--kl-divergence", "Compare with the logits of --base instead of scoring TEXT."),
     base: str | None = option(
-        "--base --kl-divergence-base", "Logits saved by another model with --save-logits.", "FILE"
+        "--base --kl-divergence-base", "With --kl-divergence: compare with this file of --save-logits.", "FILE"
     ),
     per_token: str | None = option(
         "--per-token", "Write each scored token with its log probability, in nats, to FILE as CSV.", "FILE"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def replay(
     receipt: str = argument("FILE", "Receipt written by `run --receipt FILE`."),
     model: str | None = option(
-        "-m --model", "Model to use.  [default: the receipt's]", "MODEL", autocompletion=offer_models, typed_only=True
+        "-m --model", "Use this model instead of the receipt's.", "MODEL", autocompletion=offer_models, typed_only=True
     ),
 ) -> None:
     """Generate an answer again from its receipt, and compare.
@@ -71,7 +71,7 @@ def replay(
 
 
 def read_adapters(opening_options: dict[str, object]) -> options.AdapterFlags:
-    """Return the options of a receipt's adapters. Raises UsageError."""
+    """Parse the adapters of a receipt into options. Raises UsageError for an invalid path or scale."""
     recorded: list[Any] = [opening_options.get(name, []) for name in ("lora", "control_vectors")]
     layers: Any = opening_options.get("control_layers")
     try:
@@ -86,7 +86,7 @@ def read_adapters(opening_options: dict[str, object]) -> options.AdapterFlags:
 
 
 def parse_rope(opening_options: dict[str, object]) -> options.RopeFlags:
-    """Return the RoPE options of a receipt. Raises UsageError."""
+    """Parse the RoPE scaling of a receipt into options. Raises UsageError for invalid values."""
     rope = opening_options.get("rope", {})
     if not isinstance(rope, dict) or not all(isinstance(rope.get(name), kind | None) for name, kind in ROPE.items()):
         raise UsageError(

@@ -16,7 +16,7 @@ def rerank(
     model: options.ModelName,
     input: str | None = argument("[INPUT]", "File of records, one per line.  [default: stdin]"),
     *,
-    query: str | None = option("-q --query", "Query to rank the texts by.", "TEXT"),
+    query: str | None = option("-q --query", "Rank the texts by this query.", "TEXT"),
     top: int | None = option("--top", "Print only the N best lines.  [default: all]", "N"),
     scores: bool = option("--scores", "Print the score before each line."),
     overflow: Literal["refuse", "cut"] = option(

@@ -71,7 +71,7 @@ def run(
         model, words, prompt, output, engine, generation, named, follow, tools, images, infill, endpoint,
         diffusion,
     )  # fmt: skip
-    if not begins_conversation(one_shot):
+    if not is_conversation(one_shot):
         return one_shot.run()
     from localllm.cli.commands.chat import ChatView, chat
 
@@ -83,7 +83,7 @@ def run(
     )  # fmt: skip
 
 
-def begins_conversation(one_shot: OneShot) -> bool:
+def is_conversation(one_shot: OneShot) -> bool:
     """Return whether to start a conversation: a terminal, no prompt, and no option of a single answer."""
     models = one_shot.model, one_shot.endpoint.endpoint, one_shot.follow.session
     if not (is_terminal(sys.stdin) and is_terminal(sys.stdout)) or all(each is None for each in models):

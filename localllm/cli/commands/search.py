@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 def search(
     paths: SearchPaths = None,
     *,
-    query: str | None = option("-e --query", "Question; all arguments are then files or folders.", "TEXT"),
+    query: str | None = option(
+        "-e --query", "Search for this question; all arguments are then files or folders.", "TEXT"
+    ),
     top: Top = 5,
     threshold: Threshold = None,
     by_line: bool = option("-n --line-number", "Print FILE:LINE: before every line, as grep does."),
@@ -39,7 +41,7 @@ def search(
     as_json: options.AsJson = False,
     mcp: bool = option("--mcp", "Run as an MCP server on stdin and stdout, with one tool, `search`.", typed_only=True),
     model: str | None = option(
-        "-m --model", "Alias of --embedder.", "MODEL", autocompletion=offer_models, typed_only=True
+        "-m --model", "Same as --embedder.", "MODEL", autocompletion=offer_models, typed_only=True
     ),
     files: FileFilterFlags,
     models: SearchModelFlags,

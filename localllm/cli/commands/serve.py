@@ -39,23 +39,23 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 class ServerAddressFlags:
     """Options of `serve`: where it listens, and which requests it accepts."""
 
-    port: int = option("--port", "TCP port.  [default: 11435]", "N", default=PORT)
+    port: int = option("--port", "Listen on this TCP port.  [default: 11435]", "N", default=PORT)
     socket: str | None = option(
         "--socket --unix-socket", "Listen on a Unix socket, which only you can open, instead of a port.", "PATH"
     )
     host: str | None = option(
         "--host",
-        "Address to listen on, to let other computers connect; needs --api-key-file.  [default: 127.0.0.1]",
+        "Listen on this address, to let other computers connect; needs --api-key-file.  [default: 127.0.0.1]",
         "ADDRESS",
     )
     api_key_file: str | None = option(
         "--api-key-file",
-        "File of API keys, one per line (# starts a comment); every request needs one of them.",
+        "Require an API key of this file, one per line (# starts a comment), with every request.",
         "FILE",
     )
     ssl_certfile: str | None = option("--ssl-certfile", "Serve HTTPS with this certificate chain, in PEM.", "FILE")
     ssl_keyfile: str | None = option(
-        "--ssl-keyfile", "Private key of the certificate.  [default: in the certificate's file]", "FILE"
+        "--ssl-keyfile", "Use this private key.  [default: in the certificate's file]", "FILE"
     )
     allow_pull: bool = option(
         "--allow-pull", "Let requests (/api/pull) download models from the Hugging Face Hub; only without MODEL."
@@ -77,27 +77,27 @@ class ServerAddressFlags:
 class ServerLimitFlags:
     """Options of `serve` that limit memory, time, and the size and count of requests."""
 
-    parallel: int | None = option("-np --parallel", "Maximum concurrent requests per model.  [default: 16]", "N")
+    parallel: int | None = option("-np --parallel", "Answer at most N requests per model at once.  [default: 16]", "N")
     idle: float | None = option(
         "--idle", "Unload a model after this time without a request.  [default: never]", "SECONDS"
     )
     max_body: int = option(
         "--max-body",
-        "Maximum size of a request body, e.g. 32M.  [default: 32M]",
+        "Limit the size of a request body, e.g. 32M.  [default: 32M]",
         "SIZE",
         parser=parse_size,
         default=32_000_000,
     )
     max_connections: int = option(
-        "--max-connections", "Maximum concurrent connections.  [default: 128]", "N", default=128
+        "--max-connections", "Accept at most N connections at once.  [default: 128]", "N", default=128
     )
-    timeout: float | None = option("--timeout", "Maximum time for one answer.  [default: no limit]", "SECONDS")
+    timeout: float | None = option("--timeout", "Limit the time for one answer.  [default: no limit]", "SECONDS")
     on_overflow: Literal["error", "drop-turns"] | None = option(
         "--on-overflow",
         "When a conversation exceeds the context: refuse it, or drop its oldest turns.  [default: error]",
     )
     media_path: list[str] | None = option(
-        "--media-path", "Folder of images that requests may refer to by file:// URLs.  [repeatable]", "DIR"
+        "--media-path", "Let requests use images in this folder, by file:// URLs.  [repeatable]", "DIR"
     )
     cache_reuse: int | None = option(
         "--cache-reuse",
@@ -109,7 +109,10 @@ class ServerLimitFlags:
         "--spm-infill", "In /infill, put the suffix before the prefix, for models that prefer that order."
     )
     grace: float = option(
-        "--grace", "At shutdown, time for running answers to finish.  [default: 30; 0: none]", "SECONDS", default=30.0
+        "--grace",
+        "At shutdown, let running answers finish for this time.  [default: 30; 0: none]",
+        "SECONDS",
+        default=30.0,
     )
 
 
@@ -327,7 +330,7 @@ def make_opener(values: "Mapping[str, Any]", cache_reuse: int | None, name: str 
 
 
 def read_api_keys(file: str | None) -> tuple[str, ...]:
-    """Read the API keys in a file. Raises UsageError if it has none."""
+    """Read the API keys in a file; () without a file. Raises UsageError for a file without keys, or a short key."""
     if file is None:
         return ()
     from localllm.files.text_file import read_keys

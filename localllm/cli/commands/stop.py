@@ -13,11 +13,13 @@ def stop(
     *,
     endpoint: str = option(
         "--endpoint",
-        "Address of the server.  [default: http://127.0.0.1:11435]",
+        "Connect to the server at this address.  [default: http://127.0.0.1:11435]",
         "URL",
         default="http://127.0.0.1:11435",
     ),
-    api_key_file: str | None = option("--api-key-file", f"File with the server's API key.  [default: ${KEY}]", "FILE"),
+    api_key_file: str | None = option(
+        "--api-key-file", f"Read the server's API key from FILE.  [default: ${KEY}]", "FILE"
+    ),
 ) -> None:
     """Unload a model of a running `localllm serve`.
 

@@ -38,7 +38,7 @@ def templates(
         width = max(len(each.name) for each in loaded)
         return write("".join(f"{each.name:<{width}}  {each.description}\n" for each in loaded))
     if name is None and action == "path":
-        return write(f"{kept.own_folder()}\n")
+        return write(f"{kept.get_own_folder()}\n")
     if name is None:
         raise UsageError(f"NAME is missing: localllm templates {action} NAME")
     if action == "edit":
@@ -52,7 +52,7 @@ def edit(name: str) -> None:
 
     if not kept.NAME.fullmatch(name):
         raise UsageError(f"{name!r} is not a valid template name: use letters, digits and . _ -")
-    path = kept.own_folder() / f"{name}{kept.ENDING}"
+    path = kept.get_own_folder() / f"{name}{kept.ENDING}"
     text = kept.find_path(name).read_text(encoding="utf-8") if name in kept.list_names() else NEW.format(name=name)
     editor = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "")
     if not editor:

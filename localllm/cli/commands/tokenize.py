@@ -16,7 +16,7 @@ def tokenize(
     model: options.ModelName,
     text: str | None = argument("[TEXT]", "Text to tokenize.  [default: stdin]", also=("-p", "--prompt")),
     *,
-    file: str | None = option("-f --file", "File with the text.", "FILE"),
+    file: str | None = option("-f --file", "Read the text from FILE.", "FILE"),
     ids: bool = option("--ids", "Print only the token ids, as a JSON list."),
     count: bool = option("--count", "Print only the number of tokens."),
     encoding: Encoding = None,

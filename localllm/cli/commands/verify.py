@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 def verify(
     model: str = argument("MODEL", "GGUF file or model name.", offer_models),
-    against: str | None = option("--against", "Original GGUF file or checkpoint folder, to compare with.", "SOURCE"),
+    against: str | None = option(
+        "--against", "Compare with the original: a GGUF file or a checkpoint folder.", "SOURCE"
+    ),
     threads: options.Threads = None,
     as_json: options.AsJson = False,
 ) -> None:

@@ -93,7 +93,9 @@ class TerminalConversation:
         self.images.append(os.path.abspath(path))  # a session may be resumed in another folder
 
     def attach_dropped(self, text: str) -> str:
-        """Attach the images whose paths are in a question, if the model sees images; return it without them.
+        """Attach the images whose paths a question contains; return the question without these paths.
+
+        A model that cannot read images gets the question unchanged.
 
         Raises UsageError, ModelError for an unreadable image.
         """
@@ -148,7 +150,7 @@ class TerminalConversation:
         options: "GenerationOptions",
         question: tuple[str, list[str]] | None = None,
     ) -> bool:
-        """Print an answer and save it; return whether there was one.
+        """Print an answer and save it; return False if nothing was generated.
 
         question: its text and images; None: continue the last answer.
         """
@@ -183,7 +185,7 @@ class TerminalConversation:
     def _run_tools(
         self, tools: "ToolCallRunner", answer: "Generation", options: "GenerationOptions", question: str | None
     ) -> "tuple[Generation, list[SessionLine]]":
-        """Run all tool calls; return the final answer and the messages before it."""
+        """Run tool calls until an answer has none; return that answer, and the calls and results before it."""
         tools.log_question([{"role": "user", "content": question}] if question is not None else [])
         tools.note(answer.message(), finish=answer.finish_reason)
         lines: list[SessionLine] = []
@@ -269,7 +271,7 @@ class TerminalConversation:
 
     @property
     def used(self) -> int:
-        """The used tokens of the context, 0 if unknown."""
+        """Count of tokens that the conversation takes of the context; 0 if a server does not report it."""
         return self.lines[-1].get("tokens", 0) if self.lines else 0
 
     def branch(self, name: str) -> None:
@@ -458,7 +460,7 @@ NAME_OPTIONS = ("sampling", *UNSET_VALUES, "template_variables")
 
 
 class NameSettings(NamedTuple):
-    """The settings of a model's name in a chat, merged with the options of the command line."""
+    """The options of a chat with a model: those of the command line, then the settings of the model's name."""
 
     engine: options.EngineFlags
     template: str | None
@@ -477,12 +479,11 @@ class NameSettings(NamedTuple):
 def make_opener(
     conversation: "TerminalConversation", name: str, open_model: "Callable[..., Model]"
 ) -> "Callable[[str], Model]":
-    """Return a function that opens a model by name for a conversation, which then gets that name's settings.
+    """Return a function of a model's name, "" for the current model, and optionally a context length in tokens.
 
-    The name "" is that of the conversation's model. A second argument is the context, in tokens.
-
-    Options that the user changed in the conversation stay. name: of the conversation's model.  open_model: opens a name
-    with an engine and a template.
+    The function opens the model, and applies that name's settings to the conversation, except to options that the user
+    has changed.
+    name: of the current model.  open_model: opens a name with an engine and a template.
     """
     current, current_name = NameSettings.load(name), name
 

@@ -19,7 +19,7 @@ class DroppedImages(NamedTuple):
 
 
 def find_images(text: str) -> DroppedImages:
-    """Find the images in a question: existing files whose paths are written with at least one slash."""
+    """Find the existing image files in a question whose paths contain a slash."""
     paths, kept, end = list[str](), "", 0
     for match in PATH.finditer(text):
         if path := locate_image(match):
@@ -29,7 +29,7 @@ def find_images(text: str) -> DroppedImages:
 
 
 def locate_image(match: re.Match[str]) -> str | None:
-    """Return the path that a match stands for if it is that of an image, else None."""
+    """Return the unquoted path of a match if it names an existing image, else None."""
     bare = match["bare"]
     path = re.sub(r"\\(.)", r"\1", bare) if bare and not re.match(r"[A-Za-z]:\\", bare) else match[0].strip("'\"")
     if not (path.startswith(STARTS) or re.match(r"[A-Za-z]:[\\/]", path)) or not path.lower().endswith(IMAGES):

@@ -251,7 +251,7 @@ def set_option(conversation: "TerminalConversation", argument: str, tools: Comma
     show_options(conversation)
 
 
-def lora(conversation: "TerminalConversation", argument: str, tools: CommandTools) -> None:
+def set_adapter_scale(conversation: "TerminalConversation", argument: str, tools: CommandTools) -> None:
     """Set the scale of an adapter for the following answers, or list the adapters."""
     engine = conversation.model.engine
     if not engine.adapters:
@@ -278,7 +278,7 @@ def set_context(conversation: "TerminalConversation", argument: str, tools: Comm
     change_context(conversation, argument, lambda count: tools.open("", context=count))
 
 
-def export(conversation: "TerminalConversation", argument: str, tools: CommandTools) -> None:
+def export_to_file(conversation: "TerminalConversation", argument: str, tools: CommandTools) -> None:
     export_conversation(conversation, require_argument(argument, "/export FILE.md"))
 
 
@@ -434,13 +434,14 @@ COMMANDS = {
                      lambda conversation: PARTS),
     "/context": ChatCommand("N", "set the context, in tokens, which opens the model again; without N, show its use",
                         set_context),
-    "/export": ChatCommand("FILE", "write the conversation to a new Markdown file", export, None),
+    "/export": ChatCommand("FILE", "write the conversation to a new Markdown file", export_to_file, None),
     "/stats": ChatCommand("on|off", "show tokens per second and context in use after every answer", set_stats,
                       lambda conversation: ("on", "off")),
     "/think": ChatCommand("CHOICE", "on, off, auto: whether the model thinks; hide, show: whether thinking is shown",
                       set_thinking,
                       lambda conversation: ("on", "off", "auto", "low", "medium", "high", "hide", "show")),
-    "/lora": ChatCommand("NAME SCALE", "use an adapter at this scale; without a name, list the adapters", lora,
+    "/lora": ChatCommand("NAME SCALE", "use an adapter at this scale; without a name, list the adapters",
+                         set_adapter_scale,
                      lambda conversation: [adapter.name for adapter in conversation.model.engine.adapters]),
     "/model": ChatCommand("PATH", "switch to another model", switch_model, None),
     "/exit": ChatCommand("", "leave the chat, as do bye, quit, exit and Ctrl-D", exit_chat),

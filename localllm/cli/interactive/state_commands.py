@@ -1,4 +1,4 @@
-"""Slash commands about a chat's state: what the model and the conversation have, the context, and export to a file."""
+"""Slash commands that show a chat's model and conversation, change its context, or export it to a file."""
 
 import os
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ def show_fact(name: str, text: str) -> None:
 
 
 def show_part(conversation: "TerminalConversation", part: str) -> None:
-    """Show one part of what the model and the conversation have. Raises UsageError for an unknown one."""
+    """Print the system message, template, license, Modelfile or facts. Raises UsageError for another `part`."""
     model = conversation.model
     if part == "system":
         print_dim(model.session.system or model.session.defaults.system or "no system message; /system TEXT sets one")
@@ -42,7 +42,7 @@ def show_part(conversation: "TerminalConversation", part: str) -> None:
 
 
 def read_license(model: "Model") -> str:
-    """Return what the model's file says about its license."""
+    """Return the license, its name and its link from the model's metadata, each on a line."""
     metadata = {} if model.file is None else model.file.metadata
     values = [metadata.get(f"general.license{part}") for part in ("", ".name", ".link")]
     return "\n".join(str(value) for value in values if value) or "the model's file does not state a license"
@@ -75,9 +75,9 @@ def format_modelfile(conversation: "TerminalConversation") -> str:
 
 
 def change_context(conversation: "TerminalConversation", text: str, open_again: "Callable[[int], Model]") -> None:
-    """Open the conversation's model again with another context; without a number, show what is used of it.
+    """Reopen the conversation's model with a context of `text` tokens; if `text` is "", print how much is used.
 
-    open_again: opens the model with a context of so many tokens. Raises UsageError.
+    open_again: opens the model with that context. Raises UsageError for an invalid or too short context.
     """
     model = conversation.model
     if not text:

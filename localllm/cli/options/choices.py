@@ -1,4 +1,4 @@
-"""The option that chooses among given answers instead of generating one."""
+"""The option --choices, which ranks answers instead of generating one."""
 
 import csv
 from typing import TYPE_CHECKING, Annotated

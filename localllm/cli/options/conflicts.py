@@ -11,9 +11,10 @@ DIFFUSION = "a diffusion model"  # known only after opening the model
 
 
 class OptionConflict(NamedTuple):
-    """An option, and those that exclude it, in the order of the check.
+    """An option, and the options that it cannot be combined with.
 
-    In the message, {0} is the option and {1} the other one.
+    Attributes:
+        message: of the error; {0} is the option, {1} the other one.
     """
 
     option: str
@@ -50,7 +51,7 @@ DISABLED_BY_RAW = ("system", "system_file", "chat_template", "think", "think_bud
 
 
 def require_compatible(flags: Mapping[str, object]) -> None:
-    """Raise UsageError for options that exclude each other; flags: which options are set."""
+    """Raise UsageError for the first two options that exclude each other; flags: whether each option is set."""
     for option, others, message in CONFLICTS:
         for other in others:
             if flags.get(option) and flags.get(other):

@@ -1,4 +1,4 @@
-"""Options of `localllm run` for diffusion models, with llama.cpp's names, and their answers."""
+"""Options of `localllm run` for diffusion models, with llama.cpp's names, and the function that runs such models."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -21,25 +21,31 @@ PLACES, EPSILON = 128, 1e-3  # defaults: tokens of the answer, smallest timestep
 class DiffusionFlags:
     """Options of `run` for diffusion models."""
 
-    steps: int | None = option("--diffusion-steps", "Number of denoising steps.  [default: 128]", "N")
-    epsilon: float | None = option("--diffusion-eps", "Timestep schedule: smallest timestep.  [default: 0.001]", "N")
+    steps: int | None = option("--diffusion-steps", "Denoise in N steps.  [default: 128]", "N")
+    epsilon: float | None = option(
+        "--diffusion-eps", "Set the smallest timestep of the timestep schedule.  [default: 0.001]", "N"
+    )
     block_length: int | None = option(
-        "--diffusion-block-length", "Block schedule instead: unmask blocks of N tokens in turn.  [default: 0, off]", "N"
+        "--diffusion-block-length",
+        "Unmask blocks of N tokens in turn, instead of the timestep schedule.  [default: 0, off]",
+        "N",
     )
     algorithm: int | None = option(
         "--diffusion-algorithm",
-        "How to choose the positions to unmask: 0 origin, 1 entropy, 2 margin, 3 random, 4 confidence.  [default: 4]",
+        "Choose the positions to unmask by: 0 origin, 1 entropy, 2 margin, 3 random, 4 confidence.  [default: 4]",
         "N",
     )
     algorithm_temperature: float | None = option(
-        "--diffusion-alg-temp", "Temperature for choosing which positions to unmask.  [default: 0, off]", "N"
+        "--diffusion-alg-temp", "Set the temperature for choosing the positions to unmask.  [default: 0, off]", "N"
     )
-    guidance: float | None = option("--diffusion-cfg-scale", "Classifier-free guidance scale.  [default: 0, off]", "N")
+    guidance: float | None = option(
+        "--diffusion-cfg-scale", "Set the scale of classifier-free guidance.  [default: 0, off]", "N"
+    )
     has_noise: bool = option("--diffusion-add-gumbel-noise", "Add Gumbel noise to the logits if --temp is above 0.")
     visual: bool = option("--diffusion-visual", "Print the text after each step to stderr.")
 
     def to_fields(self) -> dict[str, Any]:
-        """Return the given options by field of DiffusionOptions."""
+        """Return the options that were set, as fields of DiffusionOptions."""
         return {name: value for name, value in find_explicit_options(self).items() if name != "visual"}
 
 

@@ -16,10 +16,10 @@ class MapPromptFlags:
 
     prompt: str | None = option(
         "-p --prompt",
-        'Prompt template: {text} is the field "text", {line} a plain-text record; or Jinja: {{ text }}.',
+        'Make prompts from a template: {text} is the field "text", {line} a plain-text record; or Jinja: {{ text }}.',
         "TEXT",
     )
-    file: str | None = option("-f --file", "File with the prompt template; see -p.", "FILE")
+    file: str | None = option("-f --file", "Read the prompt template from FILE; see -p.", "FILE")
     system: shared.System = None
     system_file: shared.SystemFile = None
     chat_template: shared.ChatTemplate = None
@@ -34,8 +34,8 @@ class MapOutputFlags:
 
     output: str | None = option(
         "-o --output",
-        "Output file: JSONL, or a table if named .csv, .tsv, .parquet or .xlsx; records that it already "
-        "answers are skipped.",
+        "Write the answers to this file: JSONL, or a table if named .csv, .tsv, .parquet or .xlsx; records that it "
+        "already answers are skipped.",
         "FILE",
     )
     redo: bool = option("--redo", "Answer all records again, and replace the answers in OUTPUT.")
@@ -52,7 +52,7 @@ class MapOutputFlags:
     choices_given: Choices = None
     as_finished: bool = option("--as-finished", "Write answers as they finish, not in input order.")
     shortest_first: bool = option("--shortest-first", "Answer short prompts first.")
-    fast: bool = option("--fast", "Faster prefill with 8-bit activations; answers may differ from those of `run`.")
+    fast: bool = option("--fast", "Prefill faster, with 8-bit activations; answers may differ from those of `run`.")
     stats: bool = option("--stats", "Print counts, time and speed to stderr.")
     ray: str | None = option(
         "--ray", "Run on the Ray cluster at ADDRESS; without ADDRESS, start one on this computer.", "[ADDRESS]"
@@ -71,7 +71,9 @@ class TableFlags:
 
     as_csv: bool = option("--csv", "Read INPUT as CSV, whatever its name; without -o, also write CSV.")
     format: Literal["jsonl", "csv", "tsv", "text"] | None = option(
-        "--format", "Output format without -o: jsonl, csv, tsv, or text (answers only).  [default: jsonl]", "FORMAT"
+        "--format",
+        "Without -o, write this format: jsonl, csv, tsv, or text (answers only).  [default: jsonl]",
+        "FORMAT",
     )
     json_as_text: bool = option("--json-as-text", 'With --json-schema, write "output" as a string, not as JSON.')
 

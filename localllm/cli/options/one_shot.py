@@ -30,12 +30,10 @@ class PromptFlags:
     prompt: Prompt = None
     file: list[str] | None = option(
         "-f --file",
-        "File, or folder of text files, to add to the prompt; - is stdin.  [repeatable; more may follow]",
+        "Add a file, or a folder of text files, to the prompt; - is stdin.  [repeatable; more may follow]",
         "FILE",
     )
-    binary_file: str | None = option(
-        "-bf --binary-file", "File to add to the prompt with its final line break.", "FILE"
-    )
+    binary_file: str | None = option("-bf --binary-file", "Add a file to the prompt with its final line break.", "FILE")
     system: shared.System = None
     system_file: shared.SystemFile = None
     chat_template: shared.ChatTemplate = None
@@ -63,7 +61,7 @@ class OutputFlags:
     n: int = option(
         "--n", "Sample N answers, most likely first; -n is the length in tokens.  [default: 1]", "N", default=1
     )
-    beams: int = option("--beams", "Beam search with N beams.  [default: 0, off]", "N", default=0)
+    beams: int = option("--beams", "Search with N beams, without sampling.  [default: 0, off]", "N", default=0)
 
 
 @option_group("Code blocks and follow-up questions")
@@ -91,7 +89,7 @@ class TemplateFlags:
 
     template: str | None = option(
         "--template",
-        "Named prompt, with its options: see `localllm templates`.",
+        "Use a named prompt with its options: see `localllm templates`.",
         "NAME",
         autocompletion=offer_prompts,
         typed_only=True,
@@ -106,9 +104,11 @@ class InfillFlags:
     """Options of `run` that fill a gap in a text (fill in the middle)."""
 
     suffix: str | None = option(
-        "--suffix", "Text after the gap; the prompt is then the text before it, verbatim.", "TEXT", typed_only=True
+        "--suffix", "Fill the gap between the prompt, taken verbatim, and this text.", "TEXT", typed_only=True
     )
-    suffix_file: str | None = option("-sf --suffix-file", "File with the text after the gap.", "FILE", typed_only=True)
+    suffix_file: str | None = option(
+        "-sf --suffix-file", "Read the text after the gap from FILE.", "FILE", typed_only=True
+    )
 
     def read_suffix(self, encoding: str | None, most_bytes: Callable[[], int]) -> str | None:
         """Return the text after the gap, or None without these options. Raises UsageError, ContextError.
@@ -137,9 +137,13 @@ class EndpointFlags:
     """Options that send the prompt to a server instead of opening a model."""
 
     endpoint: str | None = option(
-        "--endpoint", "OpenAI-compatible server, e.g. http://127.0.0.1:8000; MODEL is then one of its models.", "URL"
+        "--endpoint",
+        "Use an OpenAI-compatible server, e.g. http://127.0.0.1:8000; MODEL is then one of its models.",
+        "URL",
     )
-    api_key_file: str | None = option("--api-key-file", f"File with the server's API key.  [default: ${KEY}]", "FILE")
+    api_key_file: str | None = option(
+        "--api-key-file", f"Read the server's API key from FILE.  [default: ${KEY}]", "FILE"
+    )
 
     def parse_endpoint(self) -> "Endpoint | None":
         if self.endpoint is None:
@@ -179,7 +183,7 @@ def open_remote(
 
 
 def list_weight_options(engine: "EngineFlags") -> list[str]:
-    """Return the given options about weights and the KV cache, which a server ignores."""
+    """List the options that were set for weights and the KV cache, which have no effect on a server."""
     usual = type(engine)(cache=type(engine.cache)(), rope=type(engine.rope)(), adapters=type(engine.adapters)())
     names = {"context": "-c", "threads": "-t", "device": "--device", "gpu_layers": "-ngl"}
     ignored = [text for name, text in names.items() if getattr(engine, name) != getattr(usual, name)]
@@ -189,7 +193,8 @@ def list_weight_options(engine: "EngineFlags") -> list[str]:
 
 
 Projector = Annotated[
-    str | None, option("-mm --mmproj", "Vision projector.  [default: mmproj-*.gguf in the model's folder]", "FILE")
+    str | None,
+    option("-mm --mmproj", "Use this vision projector.  [default: mmproj-*.gguf in the model's folder]", "FILE"),
 ]
 
 
@@ -198,7 +203,7 @@ class ImageFlags:
     """Options that send images with the prompt."""
 
     image_files: list[str] | None = option(
-        "--image", "Image to send with the prompt; - is stdin.  [repeatable]", "FILE"
+        "--image", "Send this image with the prompt; - is stdin.  [repeatable]", "FILE"
     )
     mmproj: Projector = None
     pan_and_scan: bool = option(
@@ -239,20 +244,20 @@ class ToolFlags:
 
     tools: str | None = option(
         "--tools",
-        "Built-in tools to offer, separated by commas: read_file,list,search,run.",
+        "Offer these built-in tools, separated by commas: read_file,list,search,run.",
         "NAMES",
         autocompletion=make_offer(BUILT_IN),
     )
     allow: list[str] | None = option(
-        "--allow", "Folder that the built-in tools may access; nothing outside is visible.  [repeatable]", "DIR"
+        "--allow", "Let the built-in tools access this folder, and nothing outside.  [repeatable]", "DIR"
     )
     mcp: str | None = option(
-        "--mcp", 'JSON file of MCP servers: {"mcpServers": {NAME: {"command": ..., "args": []}}}.', "FILE"
+        "--mcp",
+        'Offer the tools of MCP servers, a JSON file: {"mcpServers": {NAME: {"command": ..., "args": []}}}.',
+        "FILE",
     )
-    yes: str | None = option("--yes", "Tools to run without asking, separated by commas.", "NAMES", typed_only=True)
-    max_steps: int = option(
-        "--max-steps", "Maximum number of tool calls for one answer.  [default: 20]", "N", default=20
-    )
+    yes: str | None = option("--yes", "Run these tools without asking, separated by commas.", "NAMES", typed_only=True)
+    max_steps: int = option("--max-steps", "Allow at most N tool calls for one answer.  [default: 20]", "N", default=20)
     no_json_calls: bool = option(
         "--no-json-calls", "Recognize only tool calls in the chat template's own format; treat other JSON as text."
     )

@@ -21,13 +21,15 @@ class TensorFormatFlags:
 
     pure: bool = option("--pure", "Use the same format for all tensors, without a mixture.")
     tensor_type: list[str] | None = option(
-        "--tensor-type", "Format for tensors whose name matches REGEX.  [repeatable]", "REGEX=FORMAT"
+        "--tensor-type", "Use FORMAT for tensors whose name matches REGEX.  [repeatable]", "REGEX=FORMAT"
     )
     tensor_type_file: str | None = option(
-        "--tensor-type-file", "File of REGEX=FORMAT pairs, separated by white space.", "FILE"
+        "--tensor-type-file", "Read REGEX=FORMAT pairs, separated by white space, from FILE.", "FILE"
     )
-    output: str | None = option("--output-tensor-type", "Format of the output tensor.", "FORMAT")
-    embedding: str | None = option("--token-embedding-type", "Format of the token embedding tensor.", "FORMAT")
+    output: str | None = option("--output-tensor-type", "Use this format for the output tensor.", "FORMAT")
+    embedding: str | None = option(
+        "--token-embedding-type", "Use this format for the token embedding tensor.", "FORMAT"
+    )
     leave_output_tensor: bool = option("--leave-output-tensor", "Do not quantize the output tensor.")
     prune_layers: str | None = option("--prune-layers", "Remove these layers, and renumber the others.", "N,N,...")
 
@@ -53,7 +55,7 @@ class ImportanceFlags:
     """Options of `quantize` for an importance matrix."""
 
     imatrix: str | None = option(
-        "--imatrix", "Importance matrix, as `localllm imatrix` or llama-imatrix writes it.", "FILE"
+        "--imatrix", "Use this importance matrix of `localllm imatrix` or llama-imatrix.", "FILE"
     )
     include_weights: list[str] | None = option(
         "--include-weights",
@@ -82,7 +84,7 @@ class CalibrationFlags:
     )
     bits: float | None = option("--bpw", "Like --size, but in bits per weight.", "BITS")
     formats_file: str | None = option(
-        "--plan", "File of tensor formats to use; with --size or --bpw, file to write them to.", "FILE"
+        "--plan", "Use the tensor formats of FILE; with --size or --bpw, write them to FILE.", "FILE"
     )
 
     @property
@@ -160,7 +162,7 @@ class MetadataFlags:
         "--remove-metadata", "Remove a key, or all keys that match a pattern with *.  [repeatable]", "KEY"
     )
     chat_template_file: str | None = option(
-        "--chat-template-file", "Chat template (Jinja) to write to the model.", "FILE"
+        "--chat-template-file", "Write this chat template (Jinja) to the model.", "FILE"
     )
 
     def edits(self, packed: "Mapping[str, object]") -> "MetadataEdits":
@@ -179,9 +181,9 @@ class SplitFlags:
     """Options that split the output into several files."""
 
     split_max_size: str | None = option(
-        "--split-max-size", "Maximum size of a file's tensors, e.g. 45G or 800M.", "SIZE"
+        "--split-max-size", "Limit the size of a file's tensors, e.g. 45G or 800M.", "SIZE"
     )
-    split_max_tensors: int | None = option("--split-max-tensors", "Maximum number of tensors in a file.", "N")
+    split_max_tensors: int | None = option("--split-max-tensors", "Write at most N tensors to a file.", "N")
     no_tensor_first_split: bool = option("--no-tensor-first-split", "Write only metadata to the first file.")
 
     def limits(self) -> "SplitLimits | None":

@@ -44,16 +44,16 @@ class SearchModelFlags:
 
     embedder: str | None = option(
         "--embedder",
-        "Embedding model, to search by meaning as well as by words.  [default: words only]",
+        "Search by meaning, too, with this embedding model.  [default: words only]",
         "MODEL",
         autocompletion=offer_models,
     )
     reranker: str | None = option(
-        "--reranker", "Reranker, to sort the best passages.", "MODEL", autocompletion=offer_models
+        "--reranker", "Sort the best passages with this reranker.", "MODEL", autocompletion=offer_models
     )
 
 
-Top = Annotated[int, option("-k --top", "Number of passages.  [default: 5]", "N")]
+Top = Annotated[int, option("-k --top", "Print the N best passages.  [default: 5]", "N")]
 Threshold = Annotated[
     float | None, option("--threshold", "Show only passages with at least this cosine similarity, up to 1.", "N")
 ]
@@ -91,7 +91,7 @@ def split_question(arguments: Sequence[str], question: str | None, command: str)
 
 
 def require_paths(names: Sequence[str]) -> list[str]:
-    """Return files and folders, by default the current folder. Raises UsageError for a missing one."""
+    """Return the names, or the current folder if there are none. Raises UsageError for a missing file or folder."""
     for name in names:
         if not os.path.exists(name):
             raise UsageError(f"{name}: no such file or folder")
@@ -103,7 +103,7 @@ def is_searchable(name: str) -> bool:
 
 
 def read_piped_lines(places: Sequence[str]) -> list[str] | None:
-    """Return the lines of stdin if they are to be searched, else None."""
+    """Return the lines of stdin if the only path is "-", else None."""
     if [*places] != [PIPE]:
         return None
     if sys.stdin is None:

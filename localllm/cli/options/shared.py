@@ -59,12 +59,12 @@ KnownModelOrNone = Annotated[str | None, argument("[MODEL]", A_MODEL, offer_know
 OptionalModelName = Annotated[
     str | None, argument("[MODEL]", f"{A_MODEL}  [default: the built-in model]", offer_models, also=NAMED)
 ]
-System = Annotated[str | None, option("-sys --system --system-prompt", "System message.", "TEXT")]
-SystemFile = Annotated[str | None, option("-sysf --system-prompt-file", "File with the system message.", "FILE")]
+System = Annotated[str | None, option("-sys --system --system-prompt", "Set the system message.", "TEXT")]
+SystemFile = Annotated[str | None, option("-sysf --system-prompt-file", "Read the system message from FILE.", "FILE")]
 
 
 def read_template(choice: str) -> str:
-    """Return a chat template's name or text, see read_template_choice. Raises UsageError if it cannot be read."""
+    """Return a chat template's name, or its text from a file (see read_template_choice). Raises UsageError."""
     from localllm.files.text_file import read_template_choice
 
     return read_template_choice(choice)
@@ -74,7 +74,7 @@ ChatTemplate = Annotated[
     str | None,
     option(
         "--chat-template --chat-template-file",
-        "Chat template: a llama.cpp name, a Jinja file, or Jinja text.  [default: the model's]",
+        "Use this chat template: a llama.cpp name, a Jinja file, or Jinja text.  [default: the model's]",
         "NAME|FILE",
         autocompletion=offer_templates,
         parser=read_template,
@@ -85,7 +85,7 @@ Threads = Annotated[
     int | None,
     option(
         "-t --threads",
-        "Number of CPU threads.  [default: the physical cores that this process may use]",
+        "Use N CPU threads.  [default: the physical cores that this process may use]",
         "N",
         parser=make_integer_parser("-1"),
     ),
@@ -97,8 +97,8 @@ Memory = Annotated[
     int | None,
     option(
         "--memory",
-        "Memory for the model on the CPU, in serve for all models, e.g. 8G; the rest is read from the disk as it is "
-        "needed.  [default: what is free]",
+        "Limit the memory of the model on the CPU, in serve of all models, e.g. 8G; the rest is read from the disk as "
+        "it is needed.  [default: what is free]",
         "SIZE",
         parser=parse_size,
     ),
@@ -107,7 +107,7 @@ Device = Annotated[
     str,
     option(
         "-dev --device",
-        "Where to compute: cpu, cuda, cuda:N, or auto (a GPU if one is usable).  [default: auto]",
+        "Compute on this device: cpu, cuda, cuda:N, or auto (a GPU if one is usable).  [default: auto]",
         "NAME",
         autocompletion=make_offer(("auto", "cpu", "cuda", "cuda:0", "cuda:1")),
     ),
@@ -130,7 +130,7 @@ GpuLayers = Annotated[
     str,
     option(
         "-ngl --gpu-layers --n-gpu-layers",
-        "Layers to run on the GPU: a number, all, or auto (as many as fit).  [default: auto]",
+        "Run this many layers on the GPU: a number, all, or auto (as many as fit).  [default: auto]",
         "N",
         parser=parse_layers,
     ),
@@ -143,7 +143,7 @@ class CacheFlags:
 
     kv_type: str = option(
         "--kv-type",
-        "Type of the KV cache: f16, f32, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl, or one each: "
+        "Store the KV cache in this type: f16, f32, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl, or one each: "
         "k=q8_0,v=q4_0.  [default: f16]",
         "TYPE",
         autocompletion=make_offer(KV_TYPES),
@@ -151,13 +151,13 @@ class CacheFlags:
     )
     keys: str | None = option(
         "-ctk --cache-type-k",
-        "Type of the keys only.  [default: --kv-type]",
+        "Store only the keys in this type.  [default: --kv-type]",
         "TYPE",
         autocompletion=make_offer(KV_TYPES),
     )
     values: str | None = option(
         "-ctv --cache-type-v",
-        "Type of the values only.  [default: --kv-type]",
+        "Store only the values in this type.  [default: --kv-type]",
         "TYPE",
         autocompletion=make_offer(KV_TYPES),
     )
@@ -177,16 +177,18 @@ class RopeFlags:
 
     rope_scaling: Literal["none", "linear", "yarn"] | None = option(
         "--rope-scaling",
-        "Scaling for contexts beyond the trained one: none, linear or yarn.  [default: the model's]",
+        "Scale positions beyond the trained context: none, linear or yarn.  [default: the model's]",
         "TYPE",
     )
     rope_scale: float | None = option(
         "--rope-scale", "Make the context N times as long.  [default: the model's factor]", "N"
     )
-    rope_freq_base: float | None = option("--rope-freq-base", "Base of the frequencies.  [default: the model's]", "N")
-    rope_freq_scale: float | None = option("--rope-freq-scale", "Alias of --rope-scale 1/N.", "N")
+    rope_freq_base: float | None = option(
+        "--rope-freq-base", "Set the base of the frequencies.  [default: the model's]", "N"
+    )
+    rope_freq_scale: float | None = option("--rope-freq-scale", "Same as --rope-scale 1/N.", "N")
     yarn_orig_ctx: int | None = option(
-        "--yarn-orig-ctx", "YaRN: trained context before the scaling, in tokens.  [default: the model's]", "N"
+        "--yarn-orig-ctx", "Set YaRN's trained context before the scaling, in tokens.  [default: the model's]", "N"
     )
 
     def make_scaling(self) -> "RopeScaling | None":
@@ -227,7 +229,7 @@ class AdapterFlags:
 
     lora: list[str] = option(
         "--lora --lora-scaled",
-        "Low-rank adapters (LoRA), GGUF files or PEFT folders, each with its scale; repeatable.  [default scale: 1]",
+        "Apply low-rank adapters (LoRA): GGUF files or PEFT folders with their scales; repeatable.  [default scale: 1]",
         "FILE[:SCALE],...",
         parser=parse_scaled_files,
     )
@@ -236,13 +238,13 @@ class AdapterFlags:
     )
     control_vector: list[str] = option(
         "--control-vector --control-vector-scaled",
-        "Control vectors (GGUF), each with its scale; they are added up; repeatable.  [default scale: 1]",
+        "Add control vectors (GGUF), each with its scale; repeatable.  [default scale: 1]",
         "FILE[:SCALE],...",
         parser=parse_scaled_files,
     )
     control_vector_layer_range: str | None = option(
         "--control-vector-layer-range",
-        "First and last layer that control vectors change.  [default: all]",
+        "Apply control vectors to the layers from the first to the last.  [default: all]",
         "FIRST LAST",
         parser=parse_layer_range,
     )
@@ -255,7 +257,7 @@ class AdapterFlags:
         layers: Any = self.control_vector_layer_range
         return {"lora": tuple(lora), "control_vectors": tuple(control), "control_layers": layers}
 
-    def absolute_fields(self) -> dict[str, Any]:
+    def make_absolute_fields(self) -> dict[str, Any]:
         """Return the fields with absolute paths, for other processes."""
         found = self.to_fields()
         for name in ("lora", "control_vectors"):
@@ -269,7 +271,7 @@ class EngineFlags:
 
     context: int | None = option(
         "-c --context --ctx-size",
-        "Context length, in tokens.  [default: the model's training context]",
+        "Set the context length, in tokens.  [default: the model's training context]",
         "N",
         parser=make_integer_parser("0"),
     )
@@ -355,7 +357,7 @@ class MoreSamplingFlags(DeclaredFlags):
     options = (*iter_declared(is_usual=False), GroupField("letters", Letters, None))
 
     def to_fields(self) -> dict[str, Any]:
-        """Return the given options by field of SamplingOptions. Raises UsageError."""
+        """Return the options that were set, as fields of SamplingOptions. Raises UsageError."""
         fields = find_explicit_options(self)
         if breakers := fields.get("dry_sequence_breakers"):
             fields["dry_sequence_breakers"] = tuple(text for text in breakers if text != "none")
@@ -390,7 +392,7 @@ class ConstraintFlags:
 
     @property
     def forms(self) -> list[str]:
-        """The names of the given constraints; an answer can have only one."""
+        """The names of the constraints that were set; an answer can have only one."""
         return [name for name in ("json_schema", "grammar", "regex") if getattr(self, name) is not None]
 
     def create_constraint(self) -> "Constraint | None":
@@ -479,7 +481,7 @@ class AnswerFlags:
     thoughts: ThinkingFlags
 
     def get_sampling(self) -> dict[str, Any]:
-        """Return the given sampling options by field of SamplingOptions. Raises UsageError."""
+        """Return the sampling options that were set, as fields of SamplingOptions. Raises UsageError."""
         return find_explicit_options(self.sampling) | self.steps.to_fields()
 
 
@@ -525,7 +527,7 @@ def build_generation_options(
 
 
 def warn_unused(sampling: SamplingOptions, names: "Iterable[str]") -> None:
-    """Warn of the given options whose step is not in the sampler chain."""
+    """Warn of options that have no effect because their sampler is not in the chain."""
     from localllm.generation.sampling.sampler import list_unused_options
 
     if unused := list_unused_options(sampling, names):

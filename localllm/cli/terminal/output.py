@@ -107,7 +107,7 @@ def wrap_line(line: str, stream: TextIO | None) -> str:
 
 
 def is_dumb() -> bool:
-    """Return whether the terminal does not interpret escape sequences."""
+    """Return whether the terminal cannot interpret escape sequences."""
     return os.environ.get("TERM") in ("dumb", "unknown") or not supports_escapes(sys.stdout, sys.stderr)
 
 

@@ -35,7 +35,7 @@ def print_stream(
     thoughts: bool = True,
     out: "AnswerPage | None" = None,
 ) -> bool:
-    """Print the answer as it is generated, and a line break; return whether Ctrl-C interrupted it.
+    """Print an answer while it is generated, then a line break; return whether Ctrl-C interrupted it.
 
     thoughts: show reasoning, on a terminal.  out: renders the answer; None: on stdout.
     """
@@ -82,7 +82,7 @@ def is_only_reasoning(answer: "Generation | Answer") -> bool:
 
 
 def require_answers(answers: "Sequence[Generation | Answer]") -> None:
-    """Print a note if all answers are only reasoning. Raises CutError if one was cut off in its reasoning."""
+    """Print a note if no answer has text after its reasoning. Raises CutError if one was cut off in its reasoning."""
     if not all(map(is_only_reasoning, answers)):
         return
     if any(answer.finish_reason == "length" for answer in answers):

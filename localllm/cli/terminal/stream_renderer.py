@@ -120,7 +120,7 @@ class WordWrapper:
             output += self._add_cluster(cluster)
         if last and is_space(last):  # later text cannot change it
             return output + self._add_cluster(last)
-        if self._word and begins_word(self._word, last):
+        if self._word and can_break_before(self._word, last):
             output += self._format_pending()
         self._word += last
         return output
@@ -138,7 +138,7 @@ class WordWrapper:
                 return output
             self._begin_line()
             return output + "\n"
-        output = self._format_pending() if self._word and begins_word(self._word, cluster) else ""
+        output = self._format_pending() if self._word and can_break_before(self._word, cluster) else ""
         self._word += cluster
         if measure_width(self._word) > self._width():
             output += self._format_pending()
@@ -177,7 +177,7 @@ def is_space(cluster: str) -> bool:
     return cluster.isspace() and cluster not in UNBREAKABLE
 
 
-def begins_word(word: str, cluster: str) -> bool:
+def can_break_before(word: str, cluster: str) -> bool:
     """Return whether a line may break between a word and a character without a space."""
     return cluster not in NEVER_FIRST and (is_wide(word[-1]) or is_wide(cluster[0]) or measure_width(cluster) > 1)
 
@@ -202,14 +202,14 @@ def split_clusters(text: str) -> list[str]:
     """Split a text into grapheme clusters: a letter with its accents, an emoji of several characters, a flag."""
     result: list[str] = []
     for character in text:
-        if result and joins_cluster(result[-1], character):
+        if result and is_cluster_part(result[-1], character):
             result[-1] += character
         else:
             result.append(character)
     return result
 
 
-def joins_cluster(cluster: str, character: str) -> bool:
+def is_cluster_part(cluster: str, character: str) -> bool:
     """Return whether a character is displayed as part of the preceding cluster."""
     if character.isascii() or cluster == "\n":
         return False

@@ -27,10 +27,10 @@ ASKED, ALWAYS, NAMED, NO = "asked", "always", "yes", "no"  # how a call was perm
 
 
 class ToolCallRunner:
-    """Runs the tools that a model calls, if the user permits it.
+    """Runs the tools that a model calls, after asking the user for permission.
 
     Attributes:
-        box: the tools.
+        box: the tools that are offered.
     """
 
     def __init__(
@@ -51,7 +51,10 @@ class ToolCallRunner:
     def create(
         cls, box: Toolbox, yes: Sequence[str], most_steps: int, transcript: str | None, stack: ExitStack
     ) -> Self:
-        """Create it; without a terminal, tools that need permission are not offered. Raises UsageError."""
+        """Create a runner that asks on the terminal; without one, offer only the tools in `yes`.
+
+        Raises UsageError for an unknown tool in `yes`, and if no tool is left.
+        """
         if unknown := [name for name in yes if not (name in box.names or box.may_offer(name))]:
             raise UsageError(f"yes: unknown tool {unknown[0]!r}; available: {', '.join(box.names)}")
         keyboard = None
@@ -108,7 +111,7 @@ class ToolCallRunner:
         return message
 
     def _ask_permission(self, call: "ToolCall") -> str:
-        """Ask the user for permission; return the answer."""
+        """Ask the user for permission unless it was given before; return ASKED, ALWAYS, NAMED or NO."""
         arguments = {} if call.arguments is None else call.arguments
         call_text = f"{call.name} {json.dumps(arguments, ensure_ascii=False)}"
         if call.name in self._yes or call.name in self._always or call.name not in self.box.names:
@@ -131,7 +134,7 @@ def show_result(outcome: ToolResult) -> None:
 
 
 class ConsentTerminal:
-    """The terminal itself, to ask the user even if stdin and stderr are redirected."""
+    """The controlling terminal, on which to ask the user even if stdin and stderr are redirected."""
 
     def __init__(self, keys: TextIO, screen: TextIO):
         self._keys, self._screen = keys, screen

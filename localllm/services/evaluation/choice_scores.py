@@ -96,7 +96,8 @@ def plan_task(task: ChoiceTask, tokenizer: Tokenizer) -> TaskPlan:
     if prefix == 0:  # nothing predicts the first token
         if shortest == 1:
             text = next(text for text, ids in zip(task.texts, texts, strict=True) if len(ids) == 1)
-            raise UsageError(f"the model has no BOS token, so it cannot score a text with only one token: {text!r}")
+            hint = "remove that task, or use a model with a BOS token"
+            raise UsageError(f"{text!r} has only one token, which a model without a BOS token cannot score: {hint}")
         scored = [slice(max(0, (each.start or 0) - 1), each.stop) for each in scored]
         return TaskPlan([(ids[:1], [ids[1:]]) for ids in texts], scored)
     return TaskPlan([(texts[0][:prefix], [*rests, *([[*rests[0], rests[1][0]]] if extra else [])])], scored, extra)
@@ -141,7 +142,7 @@ def score_tasks(model: Model, tasks: Sequence[tuple[int, ChoiceTask]]) -> Iterat
         for (number, task), plan in zip(tasks, plans, strict=True):
             means = compute_mean_logprobs(plan, [next(results) for _ in plan.prompts])
             if not np.isfinite(means).all():
-                raise ModelError(f"{model.path}: the model computes logits that are not finite")
+                raise ModelError(f"{model.path}: the logits are not finite; check the weights with `localllm verify`")
             choice = 1 if task.stems and not means[0] > means[1] else int(np.argmax(means))
             yield TaskResult(number, means, choice, choice in task.correct)
 

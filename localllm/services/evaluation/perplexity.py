@@ -87,8 +87,9 @@ class PerplexityRunner:
         Raises UsageError if the vocabularies differ.
         """
         if base.vocab_size != self._sequence.vocab_size:
-            sizes = f"{base.vocab_size} and {self._sequence.vocab_size} tokens"
-            raise UsageError(f"the base and the model must have the same vocabulary; they have {sizes}")
+            sizes = f"found {base.vocab_size} and {self._sequence.vocab_size} tokens"
+            hint = "use logits of a model with the same tokenizer"
+            raise UsageError(f"the base and the model must have the same vocabulary ({sizes}): {hint}")
         total = Comparison()
         for chunk, rows in zip(base.chunks[:limit], base.rows, strict=False):
             scores = []
@@ -121,7 +122,7 @@ class PerplexityRunner:
         parts = list(self._pool.map(score_range, bounds[:-1], bounds[1:]))
         scores = np.array([numbers for part in parts for numbers in part])
         if not np.isfinite(scores).all():
-            raise ModelError(f"{self.path}: the model computes logits that are not finite")
+            raise ModelError(f"{self.path}: the logits are not finite; check the weights with `localllm verify`")
         return scores
 
     def close(self) -> None:

@@ -70,7 +70,7 @@ class QuestionSet:
             except UsageError as error:
                 raise UsageError(f"{name}: record {record.id!r}: {error}") from None
         if not records:
-            raise UsageError(f"{name}: the file contains no questions")
+            raise UsageError(f"{name}: the file contains no questions; write one JSON object per line")
         if "program" in self.graders.values() and (reason := confined_python.describe_obstacle()):
             raise UsageError(f"the grader program cannot run on this computer: {reason}")
 

@@ -27,7 +27,9 @@ def split_chunks(tokens: Sequence[int], size: int, limit: int | None = None) -> 
         raise UsageError(f"chunks must be 1 or greater, not {limit}")
     count = len(tokens) // size
     if count == 0:
-        raise UsageError(f"the text has {len(tokens)} tokens, but one chunk needs {size}")
+        raise UsageError(
+            f"the text has {len(tokens)} tokens, but one chunk needs {size}: give a longer text, or set -c"
+        )
     count = count if limit is None else min(count, limit)
     return np.array(tokens[: count * size], np.int32).reshape(count, size)
 
@@ -64,7 +66,7 @@ def compute_kl_divergence(base: np.ndarray, logits: np.ndarray, log_sum: float, 
 # ---- all tokens -----------------------------------------------------------------------------------------------------
 
 
-def empty_scores() -> np.ndarray:
+def make_empty_scores() -> np.ndarray:
     return np.zeros(0)
 
 
@@ -73,7 +75,7 @@ class Prediction:
     """Cumulative scores of a text's chunks; arrays are float64 [scored tokens]."""
 
     chunks: int = 0
-    nll: np.ndarray = field(default_factory=empty_scores)  # negative log probability of the text's token
+    nll: np.ndarray = field(default_factory=make_empty_scores)  # negative log probability of the text's token
 
     @property
     def perplexity(self) -> tuple[float, float]:
@@ -94,10 +96,12 @@ class Prediction:
 class Comparison(Prediction):
     """Cumulative scores of a prediction, and its divergence from a base."""
 
-    base_nll: np.ndarray = field(default_factory=empty_scores)
-    kld: np.ndarray = field(default_factory=empty_scores)  # Kullback-Leibler divergence from the base, in nats
-    change: np.ndarray = field(default_factory=empty_scores)  # difference between the probabilities of the text's token
-    same_top: np.ndarray = field(default_factory=empty_scores)  # 1 if both have the same likeliest token, else 0
+    base_nll: np.ndarray = field(default_factory=make_empty_scores)
+    kld: np.ndarray = field(default_factory=make_empty_scores)  # Kullback-Leibler divergence from the base, in nats
+    change: np.ndarray = field(
+        default_factory=make_empty_scores
+    )  # difference between the probabilities of the text's token
+    same_top: np.ndarray = field(default_factory=make_empty_scores)  # 1 if both have the same likeliest token, else 0
 
     @property
     def base_perplexity(self) -> tuple[float, float]:

@@ -125,7 +125,7 @@ class MissingError(ModelError):
     """A model that is not on this computer, but can be pulled."""
 
     def __init__(self, reference: HubReference, relatives: Sequence[str] = ()):
-        """Make the error; relatives: names of models of its family that are on this computer."""
+        """Name the model and the command that pulls it; relatives: local models of its family, to suggest."""
         self.reference, self.relatives = reference, relatives
         size = f" ({reference.size})" if reference.size else ""
         here = f"; of its family, {', '.join(relatives[:MAX_NAMES])} {'are' if relatives[1:] else 'is'} here"
@@ -153,7 +153,11 @@ def load_registry() -> dict[str, KnownModel]:
 
 @frozen
 class LocatedModel:
-    """The file that a model's name refers to; stored: what else the name has, created or in Ollama's store."""
+    """The file that a model's name refers to.
+
+    Attributes:
+        stored: the name's own settings, from `create` or Ollama's store; None without any.
+    """
 
     path: str
     stored: "StoredModel | CreatedModel | None" = None
@@ -168,9 +172,9 @@ def resolve_model(model: str | os.PathLike[str]) -> str:
 
 
 def find_model(model: str | os.PathLike[str], depth: int = 0) -> LocatedModel:
-    """Find a model's file, and what else its name has. Raises the errors of `resolve_model`.
+    """Find the file and the settings of a model's name. Raises the errors of `resolve_model`.
 
-    depth: of created names that stand for this one.
+    depth: how many created names have led to this one.
     """
     path = os.fspath(model)
     if is_path(path):
@@ -209,7 +213,7 @@ def find_model(model: str | os.PathLike[str], depth: int = 0) -> LocatedModel:
 
 
 def locate_base(created: "CreatedModel", depth: int) -> str:
-    """Return the file of the model that a created name stands for. Raises the errors of `resolve_model`."""
+    """Return the path of the model after FROM in a created name's Modelfile. Raises the errors of `resolve_model`."""
     try:
         return find_model(created.base, depth + 1).path
     except MissingError:
@@ -219,7 +223,7 @@ def locate_base(created: "CreatedModel", depth: int) -> str:
 
 
 def list_other_names() -> dict[str, str]:
-    """Return what the aliases and the created names stand for, by name."""
+    """Map aliases and created names to the models that they stand for."""
     from localllm.services.hub.created_names import find_created
 
     names: dict[str, str] = {}
@@ -233,7 +237,7 @@ def list_other_names() -> dict[str, str]:
 
 
 def resolve_adapter(name: str) -> str:
-    """Return the path of an adapter: the file that a name refers to, or else the name itself, which may be a path.
+    """Resolve the name of an adapter to the path of its file; return other names unchanged, since they may be paths.
 
     Raises MissingError for one that can be pulled, UsageError for a malformed name.
     """
@@ -304,7 +308,9 @@ def select_files(names: Iterable[str], reference: HubReference) -> tuple[str, ..
         if any(fnmatchcase(name.lower(), pattern) for name in (*model.files, f"{model.name}.gguf"))
     ]
     if not models:
-        raise ModelError(f"{whose} has no matching GGUF file")
+        raise ModelError(
+            f"{whose} has no matching GGUF file; choose another repository, or one of its files with hf:OWNER/NAME/FILE"
+        )
     quantization = normalize_quantization(reference.quantization or reference.usual)
     exact = [model for model in models if quantization in model.tags]
     near = [model for model in models if model.quantization in (f"UD-{quantization}", f"{quantization}_MOE")]
@@ -376,7 +382,7 @@ class ModelOnDisk:
         return self.read_header()[0]
 
     def read_header(self) -> tuple[str, str]:
-        """Return the kind, and the format: as the file has it, or else as its name does."""
+        """Return the file's kind (see `kind`) and quantization, which comes from its name if the header lacks it."""
         from localllm.files.gguf.kinds import read_kind_and_format  # slow to import
 
         kind, format = read_kind_and_format(self.path) if self.is_whole else ("", "")
@@ -465,10 +471,10 @@ def add_projectors(model: ModelOnDisk, models: list[ModelOnDisk]) -> ModelOnDisk
 
 
 def find_similar(name: str) -> tuple[list[ModelOnDisk], list[ModelOnDisk]]:
-    """Find the models in the folder that an Ollama name means: those of its family, size and quantization.
+    """Find the local models that match an Ollama name; return these, and all local models of its family.
 
-    Return them, and all of its family. Without a quantization in the name, Q4_K_M is preferred; without a size in it,
-    the size is that of the known model of that name, if there is one.
+    A match has the family, size and quantization of the name. Without a quantization, Q4_K_M is preferred; without a
+    size, it is that of the known model of this name, if there is one.
     """
     if "/" in REGISTRY.sub("", name) or name.endswith(".gguf"):
         return [], []

@@ -46,7 +46,7 @@ def create_model(name: str, content: Modelfile, folder: str | None, where: str) 
 
 
 def require_new_name(name: str) -> str:
-    """Return a name in lower case, without ":latest". Raises UsageError if it is invalid, or means something else."""
+    """Return a new name in lower case, without ":latest". Raises UsageError for one that is invalid or taken."""
     name = name.removesuffix(LATEST).lower()
     if not NAME.fullmatch(name):
         raise UsageError(f"{name[:80]!r} is not a valid name: use letters, digits and . _ - such as mario or mario:v2")
@@ -60,10 +60,12 @@ def require_new_name(name: str) -> str:
 
 
 def require_no_path(text: str, where: str) -> str:
-    """Return a name of a model. Raises UsageError for a path, unless it is in the models folder."""
+    """Return a model's name unchanged. Raises UsageError for a path outside the models folder."""
     looks_so = is_path(text) or text.startswith(("/", ".", "~")) or "\\" in text or "\0" in text
     if looks_so and ("\0" in text or not Path(os.path.realpath(text)).is_relative_to(get_models_folder().resolve())):
-        raise UsageError(f"{where}: {text[:80]!r} is a path: give the name of a model")
+        raise UsageError(
+            f"{where} must name a model, not a path such as {text[:80]!r}: `localllm list` shows the names"
+        )
     return text
 
 
@@ -77,7 +79,9 @@ def resolve_paths(content: Modelfile, folder: str | None, where: str) -> dict[st
         path = os.path.join(folder, expanded)
         is_path = text.startswith((".", "/", "~")) or text.endswith(".gguf") or os.path.isfile(path)
         if is_path and not os.path.exists(path):
-            raise UsageError(f"{where}: there is no file {path}")
+            raise UsageError(
+                f"{where}: the file {path} does not exist: correct its path, which is relative to the Modelfile"
+            )
         return os.path.abspath(path) if is_path else text
 
     base = locate(content.base)
@@ -111,10 +115,12 @@ def require_valid_options(content: Modelfile, where: str) -> None:
 
 
 def write_created(name: str, content: Modelfile) -> None:
-    """Write a name's Modelfile. Raises UsageError for values that the file cannot have, LocalllmError."""
+    """Write a name's Modelfile. Raises UsageError for a value that cannot be quoted, LocalllmError if writing fails."""
     path, text = get_created_path(name), content.format()
     if parse_modelfile(text, name) != content:
-        raise UsageError(f"{name}: a value cannot be written into a Modelfile: remove odd characters")
+        raise UsageError(
+            f"{name}: a value cannot be written into a Modelfile: remove control characters and triple quotes from it"
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -155,7 +161,7 @@ def format_modelfile(name: str) -> str:
 
 
 def list_dependents(path: Path) -> list[str]:
-    """Return the created names that stand for a file."""
+    """List the created names whose model is this file."""
     dependents = []
     for name in list_created_names():
         try:

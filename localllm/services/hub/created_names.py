@@ -16,7 +16,7 @@ MAX_DEPTH = 8  # of names that stand for names
 
 @frozen
 class CreatedModel:
-    """A name that the user created; content: its Modelfile's."""
+    """A name that the user created, with the content of its Modelfile."""
 
     name: str
     content: Modelfile
@@ -31,7 +31,7 @@ class CreatedModel:
 
     @property
     def source(self) -> str:
-        """Where its settings come from, for messages."""
+        """The file name of its Modelfile, for messages."""
         return f"{get_created_path(self.name).name}"
 
     def read_options(self) -> dict[str, object]:
@@ -46,7 +46,7 @@ class CreatedModel:
         return self.content.to_options()
 
     def describe_unused(self, template: str | None, is_chosen: bool) -> list[str]:
-        """List what is not used, which its creation has told: nothing."""
+        """Return []: unused parameters were reported when the name was created."""
         return []
 
     def read_messages(self) -> list[Message]:
@@ -54,12 +54,14 @@ class CreatedModel:
 
 
 def find_created(name: str, depth: int = 0) -> CreatedModel | None:
-    """Return what the user created under a name, or None. Raises ModelError for an invalid file."""
+    """Return the created name, or None if there is none. Raises ModelError for an invalid Modelfile."""
     path = get_created_path(name)
     if not os.path.isfile(path):
         return None
     if depth > MAX_DEPTH:
-        raise ModelError(f"{name}: names stand for names more than {MAX_DEPTH} deep: create it from a model")
+        raise ModelError(
+            f"{name}: FROM must lead to a model in at most {MAX_DEPTH} steps: create the name from a model"
+        )
     try:
         return CreatedModel(name.removesuffix(LATEST).lower(), read_modelfile(path))
     except UsageError as error:

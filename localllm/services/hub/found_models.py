@@ -56,7 +56,9 @@ def find_models(name_of: NameOf) -> list[FoundModel]:
 def find_elsewhere(
     name: str, repository: str, select: Callable[[list[str]], Sequence[str]]
 ) -> tuple[str, StoredModel | None] | None:
-    """Return the path of another program's model, and Ollama's entries about it; None if there is none.
+    """Find a model that another program downloaded; return its path, and its entry in Ollama's store, if any.
+
+    Returns None if there is no such model.
 
     repository: the hub repository that the name refers to, "" for none.  select: returns the model's files among the
     repository's, or raises ModelError.

@@ -1,4 +1,4 @@
-"""Recognize chat templates in Go's syntax, as Ollama's, by their marks and their own words.
+"""Recognize Ollama's chat templates, which are in Go's syntax, by their control tokens and literal text.
 
 Templates of that syntax are not rendered: one that writes conversations as the model's own template does, or as a
 built-in one, is replaced by that.
@@ -38,12 +38,12 @@ BUILTIN_MARKS = {
 
 
 def find_marks(template: str) -> set[str]:
-    """Return the marks that a template in Go's syntax writes around messages."""
+    """Return the control tokens, such as <|im_start|>, that a template in Go's syntax writes around messages."""
     return set(MARKERS.findall(ACTION.sub(" ", template)))
 
 
 def recognize_template(template: str, own: str | None, where: str) -> str | None:
-    """Return the name of the built-in template that writes conversations as this one does; None for the model's own.
+    """Return the built-in template with the same control tokens; None if the model's own template has them.
 
     own: the model's template, in Jinja.  where: begins the error message. Raises UsageError for other templates.
     """
@@ -52,13 +52,15 @@ def recognize_template(template: str, own: str | None, where: str) -> str | None
     plain = remove_tool_blocks(template)
     marks = find_marks(plain) - EDGES
     if not marks:
-        raise UsageError(f"{where}: TEMPLATE has no marks of a known chat format{ADVICE}")
+        raise UsageError(f"{where}: TEMPLATE does not use the control tokens of a known chat format{ADVICE}")
     if own and all(mark in own for mark in marks):
         require_known_words(plain, own, where)
         return None
     matches = [name for name, known in BUILTIN_MARKS.items() if marks == known or marks | {"<|system|>"} == known]
     if not matches:
-        raise UsageError(f"{where}: TEMPLATE is of an unknown chat format, with {', '.join(sorted(marks)[:6])}{ADVICE}")
+        raise UsageError(
+            f"{where}: TEMPLATE has control tokens of an unknown chat format: {', '.join(sorted(marks)[:6])}{ADVICE}"
+        )
     require_known_words(plain, BUILTIN_TEMPLATES[matches[0]], where)
     return matches[0]
 
@@ -69,15 +71,15 @@ ADVICE = (
 
 
 def require_known_words(template: str, jinja: str, where: str) -> None:
-    """Raise UsageError if a template writes words that another one does not write."""
+    """Raise UsageError if a template in Go's syntax writes literal text that the Jinja template does not contain."""
     for piece in MARKERS.sub("\n", ACTION.sub("\n", template)).splitlines():
         words = piece.strip()
         if re.search(r"\w{2}", words) and words.lower() not in ROLES and words not in jinja:
-            raise UsageError(f"{where}: TEMPLATE has a text of its own, {words[:60]!r}: put it into SYSTEM{ADVICE}")
+            raise UsageError(f"{where}: TEMPLATE contains the text {words[:60]!r}: move it into SYSTEM{ADVICE}")
 
 
 def remove_tool_blocks(template: str) -> str:
-    """Return a template without what it writes about tools, which differs between programs."""
+    """Remove a template's {{ if .Tools }} blocks, whose text differs between programs."""
     kept, depth, inside = "", 0, 0  # inside: the depth of the outermost block about tools, 0 for none
     end = 0
     for action in ACTION.finditer(template):

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class HttpResponse(Protocol):
-    """The part of an HTTP response used; huggingface_hub's client differs by version."""
+    """The attributes of an HTTP response that this module uses; huggingface_hub's client differs by version."""
 
     status_code: int
 
@@ -127,7 +127,7 @@ class HubRepository:
         time.sleep(min(MAX_WAIT, WAIT * 2**failures))
 
     def _convert_errors(self, action: Callable[[], T]) -> T:
-        """Call an action; convert huggingface_hub's errors to BrokenError, ModelError and LocalllmError."""
+        """Call an action; convert huggingface_hub's errors to ConnectionBrokenError, ModelError and LocalllmError."""
         from huggingface_hub.errors import (  # type: ignore[attr-defined]
             HfHubHTTPError,
             HFValidationError,
@@ -140,7 +140,7 @@ class HubRepository:
         except OfflineModeIsEnabled:
             raise LocalllmError(f"{self.name}: HF_HUB_OFFLINE is set; unset it to download") from None
         except HFValidationError:
-            raise ModelError(f"{self.name}: invalid repository name") from None
+            raise ModelError(f"{self.name}: a repository's name must be OWNER/REPOSITORY; correct the name") from None
         except HfHubHTTPError as error:
             status = error.response.status_code
             if status in TRANSIENT:
@@ -171,7 +171,7 @@ class HubRepository:
             return "the repository does not exist, or is private: set HF_TOKEN to a token with access"
         if status == 403:
             return "the hub denies access: set HF_TOKEN to a token that may read this repository"
-        return f"the hub responded with HTTP status {status}"
+        return f"the hub responded with HTTP status {status}; check the name, or try again later"
 
     def receive(self, file: RemoteFile, start: int, end: int, take: Callable[[bytes], object]) -> None:
         """Pass bytes `start` to end - 1 of a file to `take` in chunks, each once and in order.
@@ -202,7 +202,7 @@ class HubRepository:
         return b"".join(pieces)
 
     def _stream_range(self, file: RemoteFile, start: int, end: int) -> Iterator[bytes]:
-        """Yield the bytes of one response. Raises BrokenError on a broken connection, ModelError, LocalllmError."""
+        """Yield the bytes of one response. Raises ConnectionBrokenError, ModelError, LocalllmError."""
         from contextlib import ExitStack
 
         from huggingface_hub import constants, hf_hub_url
@@ -245,5 +245,7 @@ def parse_first_byte(response: HttpResponse, file: RemoteFile) -> int:
     match = RANGE.fullmatch(response.headers.get("Content-Range", "")) if response.status_code == 206 else None
     total = match[2] if match else response.headers.get("Content-Length", "*")
     if total not in ("*", str(file.size)):
-        raise ModelError(f"{file.name}: expected a file of {file.size} bytes, but the hub sent one of {total}")
+        raise ModelError(
+            f"{file.name}: the hub lists {file.size} bytes, but sent a file of {total}; run the same command again"
+        )
     return int(match[1]) if match else 0

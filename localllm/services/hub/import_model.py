@@ -16,8 +16,8 @@ CHUNK = 1 << 24  # bytes per read
 def import_model(file: str, name: str | None, moves: bool, report: Callable[[int, int], None]) -> Path:
     """Copy or move a model's files into the models folder; return the path of the first.
 
-    report: called with the copied and all bytes. Raises UsageError for a name that is taken or invalid, ModelError for
-    an invalid file, LocalllmError if it cannot be written.
+    report: called with the number of bytes copied so far, and in all. Raises UsageError for a name that is
+    taken or invalid, ModelError for an invalid file, LocalllmError if it cannot be written.
     """
     split = SPLIT.fullmatch(os.path.basename(file))
     name = require_new_name(name or (split["stem"] if split else os.path.basename(file).removesuffix(ENDING)))

@@ -1,4 +1,4 @@
-"""Read and write Modelfiles, with which Ollama describes a name: a model, and its settings.
+"""Read and write Modelfiles, Ollama's format for a model and its settings.
 
 Source: Ollama's documentation of the Modelfile.
 """
@@ -81,7 +81,7 @@ class Modelfile:
         return options
 
     def hide_folders(self) -> "Modelfile":
-        """Return the Modelfile with the names of files in place of their paths."""
+        """Return a copy whose absolute paths are replaced by file names, for clients of the server."""
         base, projector, *adapters = (
             os.path.basename(each) if os.path.isabs(each) else each
             for each in (self.base, self.projector, *self.adapters)
@@ -96,7 +96,7 @@ class Modelfile:
 def quote_text(text: str) -> str:
     """Quote a text so that `parse_modelfile` returns it unchanged. Raises UsageError for one with three quotes."""
     if FENCE in text:
-        raise UsageError(f"a text in a Modelfile must not contain {FENCE}: remove it")
+        raise UsageError(f"a value in a Modelfile must not contain {FENCE}: remove the quotes")
     if text and text == text.strip() and "\n" not in text and '"' not in text:
         return text
     return f"{FENCE}{text}{FENCE}"
@@ -113,7 +113,7 @@ def read_modelfile(path: str | os.PathLike[str]) -> Modelfile:
     try:
         return parse_modelfile(data.decode("utf-8-sig"), str(path))
     except UnicodeDecodeError:
-        raise UsageError(f"{path}: a Modelfile must be UTF-8: save it as that") from None
+        raise UsageError(f"{path}: a Modelfile must be UTF-8 (found other bytes): save it with that encoding") from None
 
 
 def parse_modelfile(text: str, subject: str) -> Modelfile:
@@ -153,12 +153,12 @@ def iter_instructions(text: str, subject: str) -> Iterator[tuple[int, str, str]]
         if not match or match[1].lower() not in INSTRUCTIONS:
             names = ", ".join(name.upper() for name in INSTRUCTIONS if name not in IGNORED)
             word = line.split()[0][:40]
-            raise UsageError(f"{subject}, line {number}: unknown instruction {word!r}; there are {names}")
+            raise UsageError(f"{subject}, line {number}: unknown instruction {word!r}; available: {names}")
         value = match[2] or ""
         while value.count(FENCE) == 1:
             following = next(lines, None)
             if following is None:
-                raise UsageError(f"{subject}, line {number}: the text has no closing {FENCE}")
+                raise UsageError(f"{subject}, line {number}: the value has no closing {FENCE}: add it")
             value = f"{value}\n{following[1]}"
         yield number, match[1].lower(), value
 
@@ -175,7 +175,7 @@ def unquote_text(text: str, where: str) -> str:
     for mark in (FENCE, '"'):
         if text.startswith(mark):
             if len(text) < 2 * len(mark) or not text.endswith(mark):
-                raise UsageError(f"{where}: the text has no closing {mark}")
+                raise UsageError(f"{where}: the value has no closing {mark}: add it")
             return text[len(mark) : -len(mark)]
     return text
 
@@ -186,7 +186,7 @@ def add_parameter(parameters: dict[str, object], name: str, text: str, where: st
     require_parameters([name], where)
     value = unquote_text(text, where)
     if not text:
-        raise UsageError(f"{where}: PARAMETER {name} needs a value")
+        raise UsageError(f"{where}: PARAMETER {name} needs a value: write it after the name")
     if name in LISTS:
         earlier = parameters.get(name)
         parameters[name] = [*(earlier if isinstance(earlier, list) else []), value]
@@ -198,7 +198,7 @@ def require_parameters(names: Iterable[str], where: str) -> None:
     """Raise UsageError unless Ollama has parameters of these names."""
     for name in names:
         if name not in PARAMETERS and name not in UNUSED:
-            raise UsageError(f"{where}: unknown parameter {name[:40]!r}; there are {', '.join(PARAMETERS)}")
+            raise UsageError(f"{where}: unknown parameter {name[:40]!r}; available: {', '.join(PARAMETERS)}")
 
 
 def parse_number(text: str) -> int | float | str:

@@ -1,4 +1,4 @@
-"""Settings of a model's name: its tables in config.toml, its layers in Ollama's store, or what was created.
+"""Settings of a model's name: from its tables in config.toml, its layers in Ollama's store, or its Modelfile.
 
 An alias has the settings of its target, and its own, which take precedence. A path has only its own settings, none of
 the aliases for it. Most commands import this module, so it imports no slow ones.
@@ -76,7 +76,7 @@ def split_served_name(text: str) -> tuple[str, str]:
 
 
 def find_stored_model(model: str) -> "StoredModel | CreatedModel | None":
-    """Return what was created under this name, or the model that Ollama's store has; None for others, and for paths."""
+    """Return the created name or Ollama's model of this name; None for other names and for paths."""
     _, model = split_served_name(model)
     if is_path(model):
         return None

@@ -65,12 +65,12 @@ class StoredModel:
 
     @property
     def source(self) -> str:
-        """Where its settings come from, for messages."""
+        """The source of its settings, for messages."""
         return f"{self.shown_name} in Ollama's store"
 
     @property
     def base(self) -> str:
-        """The name that it stands for: none."""
+        """Always "": a stored model is a file, and does not stand for another name."""
         return ""
 
     def require_supported(self) -> None:
@@ -94,7 +94,7 @@ class StoredModel:
             raise self._make_damaged_error(kind) from None
 
     def read_options(self) -> dict[str, object]:
-        """Return option values by their long names. Raises ModelError, as `text` does."""
+        """Return option values by their long names. Raises ModelError, as `read_text` does."""
         options = convert_parameters(self._read_parameters())
         if system := self.read_text("system"):
             options["system"] = system
@@ -105,7 +105,7 @@ class StoredModel:
         return options
 
     def read_messages(self) -> list[Message]:
-        """Return the messages that begin each conversation. Raises ModelError, as `text` does."""
+        """Return the messages that begin each conversation. Raises ModelError, as `read_text` does."""
         messages = self._read_json("messages", list)
         for message in messages:
             if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ROLE_AND_CONTENT):
@@ -120,14 +120,14 @@ class StoredModel:
         lines = list[str]()
         if names := sorted(self._read_parameters().keys() - PARAMETERS.keys() - IDLE):
             lines.append(f"{self.shown_name}: ignored parameters (not supported): {', '.join(names)}")
-        if not is_chosen and self._replaces_template(template):
+        if not is_chosen and self._has_other_template(template):
             lines.append(
                 f"{self.shown_name}: the name's template is ignored, but differs from the model's chat template;"
                 " choose one with --chat-template"
             )
         return lines
 
-    def _replaces_template(self, source: str | None) -> bool:
+    def _has_other_template(self, source: str | None) -> bool:
         """Return whether the name's template formats conversations differently from a Jinja one.
 
         Ollama's templates use Go's syntax, so only the markers around messages are compared, such as <|im_start|>.

@@ -54,7 +54,7 @@ def open_model(path: str | os.PathLike[str], *arguments: Any, **options: Any) ->
 
 
 def refuse_unknown_names(options: Mapping[str, object]) -> None:
-    """Raise UnknownOptionError for an argument that does not exist, with the name for what other programs mean."""
+    """Raise UnknownOptionError for an unknown argument; suggest ours for an argument of another program."""
     known = inspect.signature(open_model).parameters
     if unknown := sorted(options.keys() - known.keys()):
         from difflib import get_close_matches  # seldom needed

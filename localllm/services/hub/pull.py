@@ -95,7 +95,7 @@ def require_usable(model: GGUFFile) -> None:
 def list_model_files(repository: HubRepository, reference: HubReference) -> list[RemoteFile]:
     """Return the files of a model or an adapter. Raises ModelError."""
     if PEFT_WEIGHTS in repository.files and not any(name.endswith(ENDING) for name in repository.files):
-        whose, name = f"{reference.text}: this adapter is no GGUF file", repository.name.partition("@")[0]
+        whose, name = f"{reference.text} is a PEFT adapter, not a GGUF file", repository.name.partition("@")[0]
         raise ModelError(f"{whose}: download it with `hf download {name} --local-dir FOLDER`, then use --lora FOLDER")
     return [repository.files[name] for name in select_files(repository.files, reference)]
 
@@ -115,7 +115,9 @@ def is_downloaded(file: RemoteFile, target: Path, watcher: PullProgress) -> bool
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise LocalllmError(f"{target}: cannot be read: {error.strerror or error}") from None
+        raise LocalllmError(
+            f"{target}: cannot be read: {error.strerror or error}; make it readable, or remove it"
+        ) from None
 
 
 def require_space(folder: Path, missing: list[tuple[RemoteFile, Path]]) -> None:
@@ -136,7 +138,7 @@ def require_space(folder: Path, missing: list[tuple[RemoteFile, Path]]) -> None:
 def open_remote_model(repository: HubRepository, files: list[RemoteFile]) -> Iterator[tuple[GGUFFile, int]]:
     """Open a model on the hub by its header; yield it and the count of bytes fetched.
 
-    Raises the errors of Repository.receive and open_header_only.
+    Raises the errors of HubRepository.receive and open_header_only.
     """
     by_name = {f"hf:{repository.name}/{file.name}": file for file in files}
 

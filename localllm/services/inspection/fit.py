@@ -47,7 +47,7 @@ class MemoryFit(TypedDict):
 
 
 class DiskFit(TypedDict):
-    """How a model larger than memory runs.
+    """The memory, disk reads and speed of a model that is larger than memory.
 
     held_bytes: weights in memory, with the cached experts.  read_bytes: what a token reads from the disk.
     tokens_per_s: expected speed of decode.
@@ -60,7 +60,7 @@ class DiskFit(TypedDict):
 
 
 class FileFit(TypedDict):
-    """A model file and how it fits.
+    """A model file, the memory that it needs, and its expected speed.
 
     adapter_bytes: memory of adapters.  longest: the longest context that fits, by KV cache type.
     disk: how a local model that is larger than memory runs; None for others.
@@ -82,7 +82,7 @@ class FileFit(TypedDict):
 
 
 class ModelFit(FileFit):
-    """A model by name and how it fits; fetched_bytes: downloaded for the estimate."""
+    """The estimate for one model; fetched_bytes: size of the header that was downloaded for it."""
 
     model: str
     path: str
@@ -90,7 +90,7 @@ class ModelFit(FileFit):
 
 
 class FitRow(TypedDict, total=False):
-    """A model and how it fits; sizes in bytes. For an unreadable file, `problem` replaces the figures."""
+    """A row of the ranking; sizes in bytes. For an unreadable file, `problem` replaces the figures."""
 
     name: Required[str]
     here: Required[bool]
@@ -105,7 +105,7 @@ class FitRow(TypedDict, total=False):
 
 
 class FitRanking(TypedDict):
-    """All models and how they fit, for JSON."""
+    """The ranking of all models, for JSON."""
 
     order: str
     context: int
@@ -206,7 +206,7 @@ def describe_file(
     """
     _, h = load_architecture(file)
     if not file.tensors:
-        raise ModelError(f"{file.path}: the file contains a vocabulary only")
+        raise ModelError(f"{file.path}: the file contains a vocabulary only; give a file with weights")
     costs = MatrixCosts.from_file(file)
     if context is not None and not 1 <= context <= h.context:
         raise UsageError(f"context must be from 1 to {h.context}, the model's training context, not {context}")

@@ -174,7 +174,7 @@ def count_heads(h: Hyperparameters | None, name: str) -> int | None:
 
 
 def is_embedding_model(h: Hyperparameters) -> bool:
-    """Return whether a model only computes embeddings or scores."""
+    """Return whether a model computes embeddings or scores, but generates no text."""
     return h.bidirectional and not h.is_diffusion
 
 

@@ -74,7 +74,7 @@ class LineTemplate(NamedTuple):
 
 
 class LineSegment(NamedTuple):
-    """Lines that are read one after the other.
+    """Consecutive lines that are scored in one sequence.
 
     Attributes:
         before: indices of lines that are only context.  own: indices of the lines to score.
@@ -119,7 +119,7 @@ def split_lines(text: str) -> list[str]:
 
 
 def unwrap(lines: Sequence[str]) -> Sequence[str]:
-    """Return the sentences if the text is wrapped at a column, else the lines."""
+    """Join lines that are wrapped at a column, and split them into sentences; return other lines unchanged."""
     lengths = sorted(len(line) for line in lines if line.strip())
     width = lengths[len(lengths) * 99 // 100] if lengths else 0
     if not WIDTHS[0] <= width <= WIDTHS[1] or len(lengths) == len(lines):  # no paragraphs

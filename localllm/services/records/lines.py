@@ -76,7 +76,7 @@ def convert_document(data: bytes) -> bytes | None:
     return "".join(f"{json.dumps(each)}\n" for each in objects).encode()
 
 
-def begins_document(line: bytes) -> bool:
+def is_document_start(line: bytes) -> bool:
     """Return whether the first line may begin JSON over several lines; see convert_document."""
     return line.strip() in (b"[", b"{", b"[{") or (line.startswith(b"[") and convert_document(line) is not None)
 
@@ -124,7 +124,7 @@ class PromptBuilder:
         columns: Sequence[str] = (),
         first: Sequence[Message] = (),
     ):
-        """Define how to build prompts.
+        """Prepare a template for the prompts.
 
         prompt, template: a string with {field} in it, or a Jinja template if it has {{ or {%; from an argument, or from
         a file.
@@ -162,7 +162,7 @@ class PromptBuilder:
         first = self._arguments[-1]
         return f"Prompts{self._arguments[:4]!r}" + (f" after {first!r}" if first else "")
 
-    def names_field(self, name: str) -> bool:
+    def has_field(self, name: str) -> bool:
         """Return whether the prompt's template names a field."""
         return bool(re.search(rf"\b{name}\b", self._source)) if self._render else f"{{{name}}}" in self._source
 

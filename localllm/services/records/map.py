@@ -155,7 +155,7 @@ def select_options(record: Record, prompts: PromptBuilder, options: "GenerationO
     The field is data like any other if the prompt's template names it; a table's cell has it as JSON.
     """
     value = record.input.get(LORA) if isinstance(record.input, dict) else None
-    if value in (None, "") or prompts.names_field(LORA):
+    if value in (None, "") or prompts.has_field(LORA):
         return options
     from localllm.generation.adapters import parse_scales  # seldom needed
 
@@ -177,7 +177,7 @@ class ChoiceMapping:
     def __init__(
         self, model: "Model", job: MapJob, records: Iterable[Record], on_turn: Callable[[], None] | None = None
     ):
-        """Prepare the records; parameters as in Mapping."""
+        """Prepare the records; parameters as in RecordMapping."""
         self._model, self._job, self._records, self._on_turn = model, job, records, on_turn or (lambda: None)
         self._is_stopped, self.done = False, 0
         self._asked, self._failed = deque[Record](), deque[tuple[Record, LocalllmError]]()
@@ -296,7 +296,7 @@ def iter_in_order(
 
 
 def make_result_filter(records: list[Record] | None, name: str) -> Callable[[Result], bool]:
-    """Return a predicate that tells whether to keep a result of an existing output; errors are tried again.
+    """Return a predicate for results of an existing output: True keeps a result, False (an error) answers again.
 
     records: None if they are not known yet.  name: the output's. The predicate raises UsageError for a result that
     belongs to no record: the output was made from another input, and must not be overwritten.

@@ -45,7 +45,7 @@ class RecordStream:
             if first.startswith(UTF16_MARKS):
                 source = io.BytesIO(decode_text(first + source.read(), "stdin").encode())
                 first = source.readline()
-            elif lines.begins_document(first):
+            elif lines.is_document_start(first):
                 data = first + source.read()
                 document = lines.convert_document(data)
                 source = io.BytesIO(data if document is None else document)

@@ -188,9 +188,9 @@ def join_rows(
     properties: Sequence[str],
     named: Sequence[str] = (),
 ) -> tuple[list[str], Iterator[Row]]:
-    """Add answers to a table: return its columns, and the rows of records with a result.
+    """Join a table with its answers; return the columns, and the rows of records that have a result.
 
-    named: columns that the table has even without rows.
+    named: the table's columns, which remain even without rows.
     """
     columns = dict.fromkeys([*named, *(key for row in rows for key in row)])
     new = plan_answer_columns((results[each.id] for each in records if each.id in results), properties, [*columns])

@@ -47,7 +47,9 @@ class Endpoint:
         if not is_valid or parts.query or parts.fragment or parts.username:
             raise UsageError(f"endpoint must be the URL of a server, such as http://127.0.0.1:8000/v1, not {url!r}")
         if key is not None and not (key.isascii() and key.isprintable()):
-            raise UsageError("the endpoint's API key must be printable ASCII")
+            raise UsageError(
+                "the endpoint's API key must be printable ASCII: check the file or variable that contains it"
+            )
         return cls(url.rstrip("/") + "/v1" * (parts.path in ("", "/")), key)
 
     def get(self, path: str) -> dict[str, object]:

@@ -229,7 +229,9 @@ class RemoteSession(Conversation["RemoteGeneration"]):
         reply = self._model.endpoint.post(path, fields)
         choices = reply.get("choices")
         if not isinstance(choices, list) or not choices:
-            raise EndpointError(f"{self._model.endpoint.url} sent a response without an answer")
+            raise EndpointError(
+                f"{self._model.endpoint.url} sent a response without `choices`; check that it has OpenAI's API"
+            )
         is_compact = options is not None and options.is_compact
         answers = [RemoteAnswer.parse(choice, reply.get("usage"), is_compact) for choice in choices]
         is_ranked = all(answer.has_logprobs for answer in answers)
@@ -255,9 +257,9 @@ class RemoteSession(Conversation["RemoteGeneration"]):
 
 
 class RemoteGeneration:
-    """An answer that a server generates; it has those attributes of a Generation that servers report.
+    """An answer that a server generates, with the attributes of a Generation that servers report.
 
-    Only token counts are available, no token ids.
+    It has token counts, but no token ids.
     """
 
     dropped, skipped, kept, is_full, drafted, accepted = 0, 0, None, False, 0, 0

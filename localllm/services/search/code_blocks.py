@@ -21,7 +21,7 @@ class CodeBlockReader:
         self.is_open = self.is_done = False
 
     def push(self, text: str) -> str:
-        """Add text; return the new content of the block, as far as it is certain."""
+        """Add text; return the block's new content, except what may still be a closing fence."""
         content = ""
         *lines, rest = f"{self._line}{text}".split("\n")
         for line in lines:

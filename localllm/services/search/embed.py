@@ -77,7 +77,7 @@ def open_embedder(job: EmbedJob) -> "Iterator[AnyEmbedder]":
         from localllm.generation.embedding import clip_embedder  # seldom needed
 
         if job.pooling is not None:
-            raise UsageError("pooling cannot be set for a model of images and texts")
+            raise UsageError("pooling cannot be set for a model of images and texts (CLIP): leave it out")
         result = clip_embedder.ClipEmbedder(file, job.engine)
     elif job.has_images:
         raise UsageError(f"{job.path}: the model cannot embed images; use a CLIP model")
@@ -161,7 +161,7 @@ def read_text_file(path: str) -> str:
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     if b"\0" in data and not data.startswith(UTF16_MARKS):
-        raise UsageError(f"{path}: expected a text file, found a binary file")
+        raise UsageError(f"{path} must be a text file, but is binary: leave it out")
     return decode_text(data, path)
 
 

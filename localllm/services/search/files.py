@@ -38,12 +38,12 @@ class FileFilter:
         name = os.path.basename(path)
         if name.startswith(".") and not self.hidden:
             return False
-        if any(matches_pattern(path, pattern) for pattern in self.exclude):
+        if any(is_pattern_match(path, pattern) for pattern in self.exclude):
             return False
-        return is_folder or not self.include or any(matches_pattern(path, pattern) for pattern in self.include)
+        return is_folder or not self.include or any(is_pattern_match(path, pattern) for pattern in self.include)
 
 
-def matches_pattern(path: str, pattern: str) -> bool:
+def is_pattern_match(path: str, pattern: str) -> bool:
     """Return whether a pattern matches a path's name, or the end of the path if it has a slash."""
     pattern = pattern.rstrip("/")
     if "/" in pattern:

@@ -68,7 +68,7 @@ class PassageIndex:
                 progress(number + 1, len(paths))
 
     def add(self, passages: Iterable[Passage]) -> None:
-        """Add passages that come from no file."""
+        """Add passages that are not from a file, such as lines of stdin."""
         with self._sql:
             self._insert(passages)
 
@@ -190,6 +190,6 @@ def hash_text(text: str) -> bytes:
 
 
 def get_index_path(folder: Path, names: Sequence[str], parts: Sequence[object]) -> Path:
-    """Return the path of the index of these files and folders; parts: other values that it depends on."""
+    """Return the path of the index of these files and folders; parts: other values that determine its content."""
     key = repr([VERSION, sorted(os.path.realpath(name) for name in names), os.getcwd(), *parts])
     return folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.sqlite"

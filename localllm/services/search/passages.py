@@ -52,7 +52,7 @@ class Passage:
 
     @property
     def place(self) -> str:
-        """The path and the page, or the first line of a file without pages."""
+        """The location as PATH:PAGE, or PATH:LINE for a file without pages."""
         return f"{self.path}:{self.page or self.first}"
 
     @property

@@ -145,7 +145,9 @@ class PassageSearch:
         threshold: minimum cosine, which needs an embedding model. Raises UsageError.
         """
         if threshold is not None and self._embedder is None:
-            raise UsageError("threshold is a cosine similarity, which needs an embedding model: name one")
+            raise UsageError(
+                "threshold is a cosine similarity, which needs an embedding model: name one, or leave it out"
+            )
         scores, cosines = defaultdict[int, float](float), dict[int, float]()
         for rank, id in enumerate(self.index.search_words(extract_words(question), DEPTH), 1):
             scores[id] += (1.0 if self._embedder is None else WORDS) / (RANK + rank)

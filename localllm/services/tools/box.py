@@ -73,7 +73,8 @@ class Toolbox:
         self._offered = {each.tool.name: each for each in offered}
         if len(self._offered) < len(offered):
             names = [each.tool.name for each in offered]
-            raise UsageError(f"two tools are named {next(name for name in names if names.count(name) > 1)}")
+            double = next(name for name in names if names.count(name) > 1)
+            raise UsageError(f"two tools are named {double}: leave one out of --tools, or its server out of --mcp")
         self.use = ToolUse([each.tool for each in offered], json_calls=self._json_calls)
 
     def limit_to(self, names: Collection[str]) -> None:
@@ -88,13 +89,13 @@ class Toolbox:
     def perform(self, call: ToolCall) -> ToolResult:
         offered, arguments = self._offered.get(call.name), call.arguments
         if offered is None:
-            return ToolResult(f"error: there is no tool {call.name[:60]!r}", True)
+            return ToolResult(f"error: unknown tool {call.name[:60]!r}; available: {', '.join(self.names)}", True)
         if arguments is None:
-            return ToolResult("error: the arguments are no JSON object", True)
+            return ToolResult("error: the arguments must be a JSON object", True)
         try:
             return ToolResult(self._truncate(offered.perform(arguments)))
         except KeyboardInterrupt:
-            return ToolResult("error: the user has stopped it", True)
+            return ToolResult("error: the user stopped this call", True)
         except (OSError, ValueError) as error:
             return ToolResult(self._truncate(f"error: {getattr(error, 'strerror', None) or error}"), True)
         except LocalllmError as error:

@@ -42,7 +42,7 @@ class AllowedFolders:
         self.roots = [os.path.realpath(os.path.expanduser(folder)) for folder in paths]
         for folder, root in zip(paths, self.roots, strict=True):
             if not os.path.isdir(root):
-                raise UsageError(f"allow: {folder} is not a folder")
+                raise UsageError(f"allow must be an existing folder, not {folder}")
 
     def resolve_path(self, path: str) -> str:
         """Resolve a path. Raises ToolError if it is outside the allowed folders."""
@@ -100,7 +100,7 @@ def make_read_tool(folders: AllowedFolders) -> OfferedTool:
     parameters = {
         "path": {"type": "string"},
         "first": {**numbers, "description": "the first line to read"},
-        "lines": {**numbers, "description": "how many lines"},
+        "lines": {**numbers, "description": "the number of lines to read"},
     }
     return make_tool("read_file", about, parameters, ["path"], perform)
 
@@ -130,7 +130,7 @@ def make_search_tool(folders: AllowedFolders) -> OfferedTool:
                 continue
             looked += 1
             if looked > FILES or monotonic() > end:
-                matches.append(f"[cut: only {looked - 1} files were looked at]")
+                matches.append(f"[cut: only the first {looked - 1} files were searched]")
                 break
             paths.append(path)
             matches += find_lines(folders, path, text, MATCHES + 1 - len(matches))

@@ -58,7 +58,11 @@ def describe_obstacle() -> str:
 
     if sys.platform != "linux" or platform.machine() not in ARCHITECTURES:
         return "programs can be confined only on Linux, on x86-64 and 64-bit ARM"
-    return "" if confined.get_landlock_version() else "the Linux kernel does not support Landlock"
+    return (
+        ""
+        if confined.get_landlock_version()
+        else "the Linux kernel does not support Landlock, which needs version 5.13 or later"
+    )
 
 
 def run_confined(program: str, seconds: float = SECONDS, memory: int = BYTES) -> ProgramOutcome:

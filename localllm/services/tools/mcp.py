@@ -176,7 +176,7 @@ def is_disabled(server: object) -> bool:
 def parse_server(name: str, server: object) -> ServerSettings | HttpServer:
     """Check one server and expand its environment variables. Raises UsageError."""
     if not isinstance(server, dict):
-        raise UsageError(f"{name} must be an object")
+        raise UsageError(f"{name} must be an object with command or url, not {str(server)[:60]}")
     if "url" in server and "command" not in server:
         return parse_http_server(name, server)
     command, args, env = server.get("command"), server.get("args") or [], server.get("env") or {}
@@ -216,7 +216,9 @@ def expand_variables(text: str, name: str) -> str:
     def get_value(match: re.Match[str]) -> str:
         text = os.environ.get(match[1], match[2])
         if text is None:
-            raise UsageError(f"{name}: the environment variable {match[1]} is not set")
+            raise UsageError(
+                f"{name}: the environment variable {match[1]} is not set: set it, or write ${{{match[1]}:-DEFAULT}}"
+            )
         return text
 
     return _VARIABLE.sub(get_value, text)
@@ -248,7 +250,7 @@ async def connect(server: ServerSettings | HttpServer, log: TextIO) -> AsyncIter
 async def open_session(
     server: ServerSettings | HttpServer, log: TextIO, listen: Any
 ) -> "AsyncIterator[tuple[ClientSession, bool]]":
-    """Start or reach a server and open a session; yield it and whether the server announces changes of its tools.
+    """Connect to a server; yield the session, and whether the server announces changes of its tools.
 
     log: the server's stderr.  listen: the session's message_handler.
     """
@@ -299,7 +301,7 @@ def extract_result(result: Mapping[str, object]) -> str:
 
 
 def extract_text(part: Mapping[str, object]) -> str:
-    """Return the text of a result's part, or a description if it has another type."""
+    """Return a content block's text, or a description of a block of another type."""
     if part.get("type") == "text":
         return str(part.get("text"))
     inner = part.get("resource")

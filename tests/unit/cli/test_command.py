@@ -27,7 +27,7 @@ from localllm.cli.argv import parse_words, split_short_options
 from localllm.cli.command import Command, unescape_text
 from localllm.cli.commands.completion import complete_word
 from localllm.cli.defaults import list_conflicts
-from localllm.cli.help_text import format_help, help_width
+from localllm.cli.help_text import format_help, get_help_width
 from localllm.cli.options.shared import AdapterFlags, CacheFlags, EngineFlags, RopeFlags, parse_token_bias
 from localllm.cli.parameters import NAMED, argument
 from localllm.cli.prompt_input import read_prompt
@@ -706,7 +706,7 @@ def test_help_is_laid_out_beside_or_below_the_names(width: int, text: str):
 @pytest.mark.parametrize(("columns_variable", "wide"), [("10", 20), ("20", 20), ("21", 21), ("99", 99), ("101", 100)])
 def test_help_is_20_to_100_columns_wide(monkeypatch, columns_variable: str, wide: int):
     monkeypatch.setenv("COLUMNS", columns_variable)
-    assert help_width() == wide
+    assert get_help_width() == wide
 
 
 def test_docs_show_the_current_help():

@@ -48,8 +48,12 @@ def test_wide_characters_are_recognized(character: str, wide: bool):
 
 
 def test_a_line_may_break_after_wide_characters():
-    assert drawing.begins_word("狐", "a") and drawing.begins_word("a", "狐") and not drawing.begins_word("a", "b")
-    assert not drawing.begins_word("狐", "。") and drawing.begins_word("a", "🇩🇪")
+    assert (
+        drawing.can_break_before("狐", "a")
+        and drawing.can_break_before("a", "狐")
+        and not drawing.can_break_before("a", "b")
+    )
+    assert not drawing.can_break_before("狐", "。") and drawing.can_break_before("a", "🇩🇪")
 
 
 def test_image_sizes_of_a_config_must_be_positive_integers():

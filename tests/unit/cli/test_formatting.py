@@ -418,7 +418,7 @@ def test_fit_lists_the_memory_needed_by_context_and_kv_type():
         for kind in ("f16", "q8_0")
     ]
     report: Any = {"longest": {"f16": 0, "q8_0": 0}, "rows": rows}
-    header, first, second = fit.needs(report)
+    header, first, second = fit.format_needs(report)
     assert first.split() == ["8", "8.0", "kB", "3.2", "8.0", "kB", "3.2"]
     assert second.split() == ["16", "16.0", "kB", "too", "much", "16.0", "kB", "too", "much"]
     assert header.startswith("context")

@@ -196,12 +196,12 @@ def test_fit_prints_a_table_by_context_and_kv_type():
     both = facts(
         (2048, "f16", True, 12.34), (512, "f16", True, 20.0), (512, "q8_0", True, 25.0), (2048, "q8_0", False, 9.9)
     )
-    header, first, second = fit.needs(both)
+    header, first, second = fit.format_needs(both)
     assert header.split() == ["context", "f16", "tokens/s", "q8_0", "tokens/s"]
     assert first.split() == ["512", "512.0", "MB", "20.0", "512.0", "MB", "25.0"]
     assert second.split() == ["2048", "2.0", "GB", "12.3", "2.0", "GB", "too", "much"]
     vectors = facts((512, "f16", True, None))
-    assert [line.split() for line in fit.needs(vectors)] == [["texts", "of", "needed"], ["512", "512.0", "MB"]]
+    assert [line.split() for line in fit.format_needs(vectors)] == [["texts", "of", "needed"], ["512", "512.0", "MB"]]
 
 
 def test_fit_prints_weights_memory_and_bandwidth():

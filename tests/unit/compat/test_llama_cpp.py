@@ -262,7 +262,7 @@ def test_tokenize_and_detokenize_equal_those_of_the_model(llm: Llama, model: loc
     assert llm.tokenizer().decode(llm.tokenizer().encode(PROMPT)) == PROMPT
     assert (llm.n_ctx(), llm.n_vocab(), llm.n_embd()) == (256, len(model.tokenizer.pieces), 64)
     assert llm.metadata["general.architecture"] == "llama"
-    with pytest.raises(UsageError, match="text must be UTF-8 bytes"):
+    with pytest.raises(UsageError, match="text must be bytes of UTF-8 text"):
         llm.tokenize("hello")
 
 

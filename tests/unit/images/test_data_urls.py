@@ -95,7 +95,9 @@ def test_other_texts_are_not_taken_for_base64_images(tmp_path: Path, monkeypatch
     ):
         assert not is_bare_base64(text) and not is_data_url(text)
     for text in ("####", "iVBORw0KGgo$", "aGVsb", "a=b=", "%FF%FE", "aGV\u00e9"):
-        with pytest.raises(UsageError, match="the image's data URL has invalid base64"):
+        with pytest.raises(
+            UsageError, match="the image's data URL must contain valid base64 after the comma; encode the image again"
+        ):
             decode_base64(text)
     for url in ("data:image/png,abc", "data:image/png;base64", "data:,abc", "DATA:image/png;base32,abc"):
         with pytest.raises(UsageError, match=r"an image's URL must begin with data:image/\.\.\.;base64,"):

@@ -139,7 +139,7 @@ def test_invalid_sources_of_images_are_refused(tmp_path, monkeypatch):
         ("a\0b", "cannot read"),
         (str(tmp_path), "cannot read"),
         ("data:image/png,abc", "base64"),
-        ("data:image/png;base64,a*b", "invalid base64"),
+        ("data:image/png;base64,a*b", "must contain valid base64"),
         (7, "must be a path"),
         (np.zeros((2, 2), np.uint8), "uint8"),
         (np.zeros((0, 2, 3), np.uint8), "uint8"),
@@ -375,7 +375,7 @@ def test_images_beyond_the_size_limits_are_refused(monkeypatch):
     for columns, rows in ((200, 1), (1, 200), (400, 2)):
         assert load_image(Image.new("L", (columns, rows))).size == (columns, rows)
     for none in ((0, 5), (5, 0), (0, 0)):
-        assert refusal(Image.new("L", none)) == "the image: the image has no pixels"
+        assert refusal(Image.new("L", none)) == "the image: the image has no pixels; use an image of at least 1 x 1"
     message = "the image: the image has 201 x 1 pixels, but one side may be at most 200 times the other"
     assert refusal(Image.new("L", (201, 1))) == message
     assert "one side may be at most 200 times" in refusal(Image.new("L", (1, 201)))
@@ -427,5 +427,5 @@ def test_grey_levels_are_scaled_from_8_or_16_bits(levels: list[int], expected: l
 
 def test_a_data_url_with_other_characters_is_refused():
     head, comma, body = to_data_url(PICTURE).partition(",")
-    with pytest.raises(UsageError, match=r"^the image's data URL has invalid base64$"):
+    with pytest.raises(UsageError, match=r"^the image's data URL must contain valid base64 after the comma"):
         load_image(f"{head}{comma}{body[:8]}!{body[8:]}")

@@ -528,7 +528,9 @@ def test_progress_continues_at_the_chunk_of_the_interruption(monkeypatch):
     """Four of ten chunks are done."""
     shown: list[str] = []
     monkeypatch.setattr(command.ProgressLine, "show", lambda line, text: shown.append(text))
-    command.collect(SimpleNamespace(total=10, done=4, read=lambda: iter(range(5, 11))), command.ProgressLine())
+    command.collect_with_progress(
+        SimpleNamespace(total=10, done=4, read=lambda: iter(range(5, 11))), command.ProgressLine()
+    )
     assert shown[0] == "reading: chunk 5 of 10"
     assert [text.partition(",")[0] for text in shown[1:]] == [f"reading: chunk {done} of 10" for done in range(5, 11)]
     assert shown[-1] == "reading: chunk 10 of 10, 0 s left"
@@ -545,7 +547,7 @@ def test_an_interruption_is_reported_after_the_progress_line_is_cleared(monkeypa
         monkeypatch.setattr(command.ProgressLine, name, lambda line, *text, name=name: events.append(name))
     monkeypatch.setattr(command, "say_dim", lambda text: events.append(text))
     with pytest.raises(KeyboardInterrupt):
-        command.collect(SimpleNamespace(total=10, done=4, read=interrupted), command.ProgressLine())
+        command.collect_with_progress(SimpleNamespace(total=10, done=4, read=interrupted), command.ProgressLine())
     reported = next(place for place, event in enumerate(events) if event.startswith("4 of 10 chunks are done"))
     assert events[reported - 1] == "clear" and "show" not in events[reported:]
 

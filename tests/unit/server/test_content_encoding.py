@@ -72,7 +72,7 @@ def test_a_decompression_bomb_stops_at_the_limit(served: Served, coding: str):
 def test_a_broken_compressed_body_is_refused_by_its_coding(served: Served, coding: str):
     whole = encode(BODY, coding)
     torn = whole[:8] + b"~~~" + whole[11:]
-    for body, reason in ((BODY, "not a valid"), (whole[:-9], "ends before the end"), (whole + b"more", ""), (torn, "")):
+    for body, reason in ((BODY, "not a valid"), (whole[:-9], "ends within its"), (whole + b"more", ""), (torn, "")):
         reply = post(served, body, coding)
         message = reply.json["error"]["message"]
         assert reply.status == 400 and reason in message and f"{coding} stream (Content-Encoding)" in message

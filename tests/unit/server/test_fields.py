@@ -101,7 +101,7 @@ def test_response_formats_become_constraints(fields: dict, constraint: dict):
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("chat", {"functions": [{}]}, "functions is not supported: use tools"),
-    ("chat", {"audio": {"a": 1}}, "audio is not supported: only text output is supported"),
+    ("chat", {"audio": {"a": 1}}, "audio is not supported: answers are text only; leave it out"),
     ("chat", {"n": 17}, "n must be from 1 to 16"),
     ("chat", {"n": 0}, "n must be from 1 to 16"),
     ("chat", {"top_logprobs": 21}, "top_logprobs must be from 0 to 20"),

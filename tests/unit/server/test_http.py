@@ -77,7 +77,7 @@ def test_bodies_are_read_up_to_their_limit():
 
 def test_invalid_json_bodies_are_refused():
     assert parse_json(b'{"a":[[]]}', 3) == {"a": [[]]}
-    with pytest.raises(RejectedRequestError, match="nested deeper than 2 levels"):
+    with pytest.raises(RejectedRequestError, match="nested deeper than the limit of 2 levels"):
         parse_json(b'{"a":[[]]}', 2)
     for body in (b'{"a":Infinity}', b'{"a":-Infinity}', b'{"a":NaN}', b"{", b"\xff"):
         with pytest.raises(RejectedRequestError, match="is not valid JSON"):

@@ -170,7 +170,7 @@ def test_a_conversation_is_deleted_only_after_a_question(page: Page):
     page.value("window.confirm = () => true")
     save_session("C1", "one", "ONE", "there", "THERE")
     page.click("remove")
-    page.until("$('status').textContent.includes('changed elsewhere; nothing was deleted')")
+    page.until("$('status').textContent.includes('changed elsewhere, so it was not deleted')")
     assert len(contents("C1")) == 4
     page.reload()
     page.until_shown("one", "ONE", "there", "THERE")

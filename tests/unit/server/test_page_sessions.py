@@ -75,7 +75,7 @@ def test_the_page_writes_a_session(page_of: Any, monkeypatch: pytest.MonkeyPatch
     assert page_of.write("a", *longer, revision=revision) == page_of.read("a")["revision"] != revision
     assert page_of.read("a")["messages"] == [*longer]
     assert page_of.search("") == ["a"]
-    with pytest.raises(UsageError, match="only the first message may have the role system"):
+    with pytest.raises(UsageError, match=r"messages\[0\] must be the only message with the role system"):
         page_of.write("a", TURN[0], {"role": "system", "content": "Be short"})
     monkeypatch.setattr(page, "MAX_MESSAGES", 2)
     page_of.write("b", *TURN)
@@ -122,7 +122,7 @@ def test_branches_of_a_renamed_session_stay_its_branches(page_of: Any):
 def test_a_session_is_deleted_only_in_the_state_that_the_page_knows(page_of: Any):
     revision = page_of.write("a", *TURN)
     for wrong in ("", "0123456789abcdef"):
-        with pytest.raises(RejectedRequestError, match="changed elsewhere; nothing was deleted") as failure:
+        with pytest.raises(RejectedRequestError, match="changed elsewhere, so it was not deleted") as failure:
             page_of.remove("a", wrong)
         assert failure.value.status == 409 and sessions.list_names() == ["a"]
     with pytest.raises(UsageError, match="revision, which GET returns, is missing"):

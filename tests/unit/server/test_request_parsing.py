@@ -459,7 +459,7 @@ def test_messages_of_all_roles_are_parsed():
     ({"role": "assistant", "tool_calls": [5]}, "a tool call must have a function"),
     ({"role": "assistant", "tool_calls": [{"function": {"name": 5}}]}, "a tool call must have a function with"),
     ({"role": "user", "content": 5}, "content must be a string or an array of parts"),
-    ({"role": "user", "content": [{"url": "x"}]}, "an object with a type"),
+    ({"role": "user", "content": [{"url": "x"}]}, "an object with a string as its type"),
     ({"role": "user", "content": [{"type": "audio"}]}, "only text and images are supported"),
     ({"role": "user", "content": [{"type": "text", "text": 5}]}, "must have a string as its text"),
     ({"role": "system", "content": [{"type": "image_url", "image_url": "data:x"}]}, "system message can only contain"),

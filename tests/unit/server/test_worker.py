@@ -82,7 +82,7 @@ def test_the_request_queue_is_bounded(answers, monkeypatch):
     assert it._wait_for_work() and worker.MAX_WAITING == 256
     it.close()
     assert batches[0].closed == 1 and not it._wait_for_work()
-    with pytest.raises(StoppedError, match=r"^the server is stopping$"):
+    with pytest.raises(StoppedError, match=r"^the server is stopping; try again after its restart$"):
         it.submit(subscriber(Loop()))
 
 
@@ -248,6 +248,9 @@ def test_events_of_several_prompts_are_numbered_across_them():
     assert it.stop_string() == ""
     late = make_stream(answer_seconds=0.01)
     late._subscribers = [of(0, wait=60)]
-    with pytest.raises(RequestTimeoutError, match=r"^the answer took more than 0\.01 seconds$"):
+    with pytest.raises(
+        RequestTimeoutError,
+        match=r"^the answer took more than 0\.01 seconds, the limit of --timeout; lower max_tokens$",
+    ):
         asyncio.run(collect(late))
     assert late.usage == service.TokenUsage() and late._worker.left == late._subscribers

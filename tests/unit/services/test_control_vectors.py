@@ -108,7 +108,7 @@ def test_pca_is_the_eigenvector_of_the_largest_eigenvalue():
 def test_states_that_do_not_differ_are_refused():
     positive, _ = random_states()
     for method in ("mean", "pca"):
-        with pytest.raises(UsageError, match="the positive and the negative prompts must differ"):
+        with pytest.raises(UsageError, match="the hidden states after positive and negative prompts are equal"):
             compute_directions(positive, positive, method)
 
 
@@ -146,14 +146,14 @@ def test_wrong_prompts_are_refused(data, message):
 
 
 def test_unequal_numbers_of_prompts_are_refused():
-    with pytest.raises(UsageError, match=r"same number of prompts \(found 2 and 1\)"):
+    with pytest.raises(UsageError, match=r"as many positive as negative prompts \(found 2 and 1\)"):
         require_pairs(["a", "b"], ["c"])
 
 
 def test_models_without_such_layers_are_refused(tmp_path):
     for family in ("t5", "bert"):
         path = write_model(family, tmp_path / f"{family}.gguf")
-        with pytest.raises(ModelError, match=f"not supported for {family} models"):
+        with pytest.raises(ModelError, match=f"{family} models have no control vectors"):
             StateReader(path, EngineOptions(1))
 
 

@@ -236,7 +236,7 @@ def test_damaged_receipts_are_refused(tiny: str, cli, refused, tmp_path: Path):
             f"localllm: error: {path}: not a receipt; `localllm run --receipt FILE` writes one\n",
         )
     for field, value, problem in (
-        ("receipt", 99, "written by another version"),
+        ("receipt", 99, "from another version"),
         ("options", good["options"] | {"new": 1}, "'new'"),
         ("options", good["options"] | {"sampling": good["options"]["sampling"] | {"top_k": -1}}, "top_k must be"),
     ):
@@ -389,7 +389,10 @@ def test_options_without_a_json_form_are_refused(value: object):
     options = GenerationOptions(template_variables={"x": value})
     with pytest.raises(UsageError) as failure:
         receipts.serialize_options(options)
-    assert str(failure.value) == f"template_variables cannot be stored in a receipt: {{'x': {value!r}}}"
+    assert (
+        str(failure.value)
+        == f"template_variables must be a JSON value to be stored in a receipt (found {{'x': {value!r}}}): leave it out"
+    )
 
 
 def test_a_draft_model_is_recorded_by_its_path():
@@ -401,7 +404,7 @@ def test_a_draft_model_is_recorded_by_its_path():
 
 @pytest.mark.parametrize("name", ["logits_processor", "stopping_criteria"])
 def test_functions_cannot_be_recorded(name: str):
-    with pytest.raises(UsageError, match=f"{name} cannot be stored in a receipt"):
+    with pytest.raises(UsageError, match=f"{name} must be a JSON value to be stored in a receipt"):
         receipts.serialize_options(GenerationOptions(**{name: print}))
 
 
@@ -422,7 +425,7 @@ def test_unrecordable_options_are_refused_before_the_answer(tmp_path: Path):
     model = SimpleNamespace(file=None, files=())
     options = GenerationOptions(sampling=SamplingOptions(seed=1))
     object.__setattr__(options, "keep", object())
-    with pytest.raises(UsageError, match="keep cannot be stored in a receipt"):
+    with pytest.raises(UsageError, match="keep must be a JSON value to be stored in a receipt"):
         cli_receipt.prepare_options(str(tmp_path / "r.json"), options, model, [], False)
 
 

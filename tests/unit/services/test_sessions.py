@@ -392,7 +392,7 @@ def test_session_names_impossible_here_are_refused(monkeypatch):
 
 def test_a_message_may_have_images():
     for images, is_good in ((["a.png", "b"], True), ([], True), ("a.png", False), (["a", 1], False), (None, False)):
-        assert sessions.are_paths(images) is is_good
+        assert sessions.is_path_list(images) is is_good
         with SessionFile("a") as file:
             file.write([{"role": "user", "content": "What?", "images": images}, TURN[1]])
         if is_good:

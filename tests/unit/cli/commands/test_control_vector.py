@@ -40,8 +40,8 @@ def test_the_file_can_be_used_at_once(cli, tiny: str, folder: Path, method: str)
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    ("v.gguf --positive happy --negative one", "must have the same number of prompts (found 2 and 1)"),
-    ("v.gguf --positive happy --negative happy", "the positive and the negative prompts must differ"),
+    ("v.gguf --positive happy --negative one", "must be as many positive as negative prompts (found 2 and 1)"),
+    ("v.gguf --positive happy --negative happy", "the hidden states after positive and negative prompts are equal"),
     ("v.gguf --positive happy --negative no", "cannot read no"),
     ("happy --positive happy --negative sad", "happy: the output is also an input; choose another name"),
     ("TINY --positive happy --negative sad", "the output is also an input; choose another name"),

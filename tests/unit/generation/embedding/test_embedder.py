@@ -178,7 +178,7 @@ def test_embed_finds_passages_of_files_and_skips_binary_ones(bert, tmp_path):
         assert places[0] == whole[0] and sorted(places) == sorted([*whole, *long])
         assert (
             done.stderr.decode()
-            == f"localllm: skipped: {folder / 'picture.bin'}: expected a text file, found a binary file\n"
+            == f"localllm: skipped: {folder / 'picture.bin'} must be a text file, but is binary: leave it out\n"
         )
     done = run("embed", bert, "--files", other, folder / "long.txt", good)
     by_id = {one["id"]: one for one in map(json.loads, done.stdout.splitlines())}

@@ -136,7 +136,7 @@ def test_scores_equal_their_formulas(tiny: str):
 def test_a_text_of_one_token_without_bos_is_refused(tiny: str):
     with (
         localllm.open(tiny, cache=False) as model,
-        pytest.raises(UsageError, match="cannot score a text with only one token"),
+        pytest.raises(UsageError, match="has only one token, which a model without a BOS token cannot score"),
     ):
         list(score_tasks(model, [(0, ChoiceTask(("rld world", "hello"), frozenset({0})))]))
 
@@ -201,7 +201,8 @@ def test_perplexity_scores_hellaswag_winogrande_and_binary_tasks(tiny: str, tmp_
         ("x --winogrande --winogrande-tasks -5", "--winogrande-tasks must be 0 or greater, not -5"),
         (
             "x --hellaswag --chunks 2",
-            "--hellaswag scores tasks instead of chunks: leave out --chunks, --save-logits, --kl-divergence, --base",
+            "--hellaswag scores tasks instead of chunks: leave out --chunks, --save-logits, "
+            "--kl-divergence, --base and --per-token",
         ),
         ("--hellaswag", "TEXT is missing: give a file of HellaSwag tasks"),
         ("missing --multiple-choice", "missing: cannot be read: No such file or directory"),

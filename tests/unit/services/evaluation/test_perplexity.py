@@ -308,8 +308,7 @@ def test_logits_that_are_not_finite_raise(opened, monkeypatch, tmp_path, number:
         PerplexityRunner("m", SIZE, 2) as reader,
         pytest.raises(
             ModelError,
-            match=r"^m\.gguf: the model computes "
-            r"logits that are not",
+            match=r"^m\.gguf: the logits are not finite; check the weights",
         ),
     ):
         list(reader.predict(np.ones((1, SIZE), np.int32), tmp_path / "x"))
@@ -396,7 +395,7 @@ def test_a_base_of_another_vocabulary_is_refused(tmp_path, tiny):
         writer.write(np.zeros((3, 8), "<u2"))
     with (
         PerplexityRunner(tiny, 7, 1) as reader,
-        pytest.raises(UsageError, match="same vocabulary; they have 3 and 268"),
+        pytest.raises(UsageError, match=r"same vocabulary \(found 3 and 268"),
     ):
         next(reader.compare(LogitsFile.open(tmp_path / "x")))
 

@@ -138,13 +138,13 @@ def test_an_adapter_belongs_to_the_name(folder: Path, cli, tiny: str):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("mario", "FROM ./none.gguf", "Modelfile: there is no file"),
+        ("mario", "FROM ./none.gguf", "Modelfile: the file "),
         ("mario", "FROM nosuchmodel", "nosuchmodel: no such file"),
         ("mario", "FROM .", "is a folder: make a file of it with `localllm quantize"),
         ("mario", "FROM mario", "is the name itself"),
-        ("mario", "FROM base\nADAPTER none.gguf", "there is no file"),
+        ("mario", "FROM base\nADAPTER none.gguf", "does not exist: correct its path"),
         ("mario", "FROM base\nPARAMETER temperature hot", "temperature must be a number"),
-        ("mario", 'FROM base\nTEMPLATE """{{ .Prompt }}"""', "TEMPLATE has no marks"),
+        ("mario", 'FROM base\nTEMPLATE """{{ .Prompt }}"""', "TEMPLATE does not use the control tokens"),
         ("../mario", "FROM base", "is not a valid name"),
         ("base", "FROM base", "the name of a file in the models folder"),
         ("qwen3-4b", "FROM base", "the name of a known model"),
@@ -209,4 +209,4 @@ def test_names_that_stand_for_each_other_are_refused(folder: Path, cli):
     for name, base in (("one", "two"), ("two", "one")):
         (folder / "models" / f"{name}.modelfile").write_text(f"FROM {base}\n")
     code, _, err = cli("run", "one", "-p", "Hi")
-    assert code == 3 and "names stand for names" in err and err.count("\n") == 1
+    assert code == 3 and "FROM must lead to a model" in err and err.count("\n") == 1

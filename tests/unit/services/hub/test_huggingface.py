@@ -71,8 +71,8 @@ PRIVATE = "the repository does not exist, or is private: set HF_TOKEN to a token
         (http_error(403, errors.RepositoryNotFoundError), PRIVATE),
         (http_error(401), PRIVATE),
         (http_error(403), "the hub denies access: set HF_TOKEN to a token that may read this repository"),
-        (http_error(418), "the hub responded with HTTP status 418"),
-        (errors.HFValidationError("a//b"), "invalid repository name"),
+        (http_error(418), "the hub responded with HTTP status 418; check the name, or try again later"),
+        (errors.HFValidationError("a//b"), "a repository's name must be OWNER/REPOSITORY; correct the name"),
     ],
     ids=lambda value: None if isinstance(value, str) else repr(value),
 )  # fmt: skip
@@ -198,7 +198,9 @@ def test_the_first_byte_of_a_reply_is_parsed(status: int, headers: dict[str, str
     """Follow RFC 9110, 14.4; another total size means another file."""
     answer = SimpleNamespace(status_code=status, headers=headers)
     if first >= 99:
-        message = f"folder/a model.gguf: expected a file of 100 bytes, but the hub sent one of {first}"
+        message = (
+            f"folder/a model.gguf: the hub lists 100 bytes, but sent a file of {first}; run the same command again"
+        )
         with pytest.raises(ModelError, match=message):
             parse_first_byte(answer, FILE)
     else:

@@ -67,12 +67,12 @@ def test_a_formatted_modelfile_reads_as_the_same(text: str):
     [
         ("SYSTEM x", "a Modelfile must have one FROM with a model .found 0"),
         ("FROM a\nFROM b", "one FROM with a model .found 2"),
-        ("FROM a\nTEMP 1", "M, line 2: unknown instruction 'TEMP'; there are FROM, PARAMETER"),
-        ("FROM a\nPARAMETER heat 1", "M, line 2: unknown parameter 'heat'; there are num_ctx"),
+        ("FROM a\nTEMP 1", "M, line 2: unknown instruction 'TEMP'; available: FROM, PARAMETER"),
+        ("FROM a\nPARAMETER heat 1", "M, line 2: unknown parameter 'heat'; available: num_ctx"),
         ("FROM a\nPARAMETER seed", "M, line 2: PARAMETER seed needs a value"),
         ("FROM a\nMESSAGE robot hi", "M, line 2: a MESSAGE must begin with system, user, assistant .found 'robot'"),
-        ('FROM a\nSYSTEM """x\ny', 'M, line 2: the text has no closing """'),
-        ('FROM a\nSYSTEM "x', "M, line 2: the text has no closing"),
+        ('FROM a\nSYSTEM """x\ny', 'M, line 2: the value has no closing """'),
+        ('FROM a\nSYSTEM "x', "M, line 2: the value has no closing"),
     ],
 )
 def test_a_fault_is_told_with_its_line(text: str, message: str):
@@ -97,11 +97,14 @@ def test_a_template_with_the_marks_of_the_models_own_is_the_models_own():
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{{ .Prompt }}", "M: TEMPLATE has no marks of a known chat format"),
-        ("<|odd|>{{ .Prompt }}<|even|>", "M: TEMPLATE is of an unknown chat format, with <.even.>, <.odd.>"),
+        ("{{ .Prompt }}", "M: TEMPLATE does not use the control tokens of a known chat format"),
+        (
+            "<|odd|>{{ .Prompt }}<|even|>",
+            "M: TEMPLATE has control tokens of an unknown chat format: <.even.>, <.odd.>",
+        ),
         (
             CHATML.replace("{{ .System }}", "Talk like a pirate. {{ .System }}"),
-            "a text of its own, 'Talk like a pirate",
+            "contains the text 'Talk like a pirate",
         ),
     ],
 )

@@ -148,6 +148,6 @@ def test_an_adapter_of_peft_is_refused_with_the_way_to_use_it(hub, files):  # no
     with pytest.raises(ModelError) as refused:
         pull_model(reference_to(f"hf:{PEFT}"))
     assert str(refused.value) == (
-        f"hf:{PEFT}: this adapter is no GGUF file: download it with `hf download {PEFT} --local-dir FOLDER`, "
+        f"hf:{PEFT} is a PEFT adapter, not a GGUF file: download it with `hf download {PEFT} --local-dir FOLDER`, "
         "then use --lora FOLDER"
     )

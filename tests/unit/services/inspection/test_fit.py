@@ -168,7 +168,9 @@ def test_fit_describes_an_embedding_model(model_path, monkeypatch: pytest.Monkey
             ]
             assert [*facts["longest"]] == ["f16"] and facts["projector_bytes"] == 0
         file.tensors.clear()
-        with pytest.raises(ModelError, match=f"^{file.path}: the file contains a vocabulary only$"):
+        with pytest.raises(
+            ModelError, match=f"^{file.path}: the file contains a vocabulary only; give a file with weights$"
+        ):
             describe_file(file, lambda what: None, None)
 
 

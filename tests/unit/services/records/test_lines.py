@@ -185,7 +185,7 @@ def test_nearest_sorts_by_similarity_then_order():
         (False, False, "mean", ("Embedder", "file", "tokenizer of m", "engine", "mean")),
         (False, False, None, ("Embedder", "file", "tokenizer of m", "engine", None)),
         (True, True, None, ("PairEmbedder", "file", "engine")), (True, False, None, ("PairEmbedder", "file", "engine")),
-        (True, True, "mean", "pooling cannot be set for a model of images and texts"),
+        (True, True, "mean", "pooling cannot be set for a model of images and texts (CLIP): leave it out"),
         (False, True, None, "m.gguf: the model cannot embed images; use a CLIP model"),
     ],
 )  # fmt: skip

@@ -542,7 +542,7 @@ def test_invalid_counts_and_empty_replies_are_refused():
     with pytest.raises(UsageError, match="beams is not available with"):
         model().session.candidates([], beams=1)
     for reply in ({}, {"choices": []}, {"choices": 5}):
-        with pytest.raises(EndpointError, match="sent a response without an answer"):
+        with pytest.raises(EndpointError, match="sent a response without `choices`"):
             model(reply).session.candidates([])
 
 

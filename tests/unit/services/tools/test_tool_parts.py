@@ -122,8 +122,8 @@ def test_search_is_cut_after_its_limits(box: Toolbox, home: Path, monkeypatch: p
     assert searched() == searched(MATCHES=6) == searched(FILES=3) == matches
     assert searched(MATCHES=3) == [*matches[:3], "[cut: these are the first 3 lines that have it]"]
     assert searched(MATCHES=5)[4:] == [matches[4], "[cut: these are the first 5 lines that have it]"]
-    assert searched(FILES=2) == [*matches[:4], "[cut: only 2 files were looked at]"]
-    assert searched(SECONDS=-1) == ["[cut: only 0 files were looked at]"]
+    assert searched(FILES=2) == [*matches[:4], "[cut: only the first 2 files were searched]"]
+    assert searched(SECONDS=-1) == ["[cut: only the first 0 files were searched]"]
 
 
 def test_tool_limits_fit_the_context():
@@ -193,7 +193,7 @@ def test_two_tools_of_one_name_are_refused():
     box = Toolbox([offered("a"), offered("b")], 5)
     box.limit_to(["a"])
     assert (box.names, box.most) == (["a"], 5) and [tool.name for tool in box.use.tools] == ["a"]
-    assert perform(box, "b").text == "error: there is no tool 'b'"
+    assert perform(box, "b").text == "error: unknown tool 'b'; available: a"
 
 
 def test_a_toolbox_offers_the_current_tools():
@@ -219,7 +219,7 @@ def raising(error: BaseException) -> Any:
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (KeyboardInterrupt(), "the user has stopped it"), (OSError(2, "not there"), "not there"),
+        (KeyboardInterrupt(), "the user stopped this call"), (OSError(2, "not there"), "not there"),
         (OSError("plain"), "plain"), (ValueError("odd"), "odd"), (LocalllmError("no"), "no"),
         (ToolError("x" * 20), "xxx\n[cut: these are the first 10 of 27 characters]"),
         (ValueError("x" * 20), "xxx\n[cut: these are the first 10 of 27 characters]"),
@@ -236,7 +236,10 @@ def test_tool_results_are_cut_after_their_limit():
         assert perform(Toolbox([offered("a")], most), "a") == (text, False)
     broken = Toolbox([offered("a", lambda arguments: "x\ud800")])
     perform(broken, "a").text.encode()
-    assert Toolbox([offered("a")]).perform(ToolCall("a", ["[1]"])) == ("error: the arguments are no JSON object", True)
+    assert Toolbox([offered("a")]).perform(ToolCall("a", ["[1]"])) == (
+        "error: the arguments must be a JSON object",
+        True,
+    )
 
 
 @pytest.mark.parametrize(

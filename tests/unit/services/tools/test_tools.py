@@ -72,7 +72,10 @@ def test_read_file_reads_text_and_refuses_other_files(home: Path):
     assert perform(box, "search", text="ilk").text == f"notes.txt:1: Buy milk.\n{deep}"
     assert perform(box, "search", text="ilk", files="*.md").text == deep
     assert perform(box, "search", text="nowhere").text == "[nothing in 4 files]"
-    assert perform(box, "write_file", path="x").text == "error: there is no tool 'write_file'"
+    assert (
+        perform(box, "write_file", path="x").text
+        == "error: unknown tool 'write_file'; available: read_file, list, search"
+    )
     assert box.perform(ToolCall("list", ['{"path": '])).failed
     box.most = 5
     assert perform(box, "read_file", path="notes.txt").text.startswith("Buy m\n[cut: these are the first 5 of 27")
@@ -97,7 +100,7 @@ def test_links_within_a_folder_are_followed_and_pipes_refused(home: Path, link: 
         os.mkfifo(home / "pipe")
         with pytest.raises(ToolError, match="is not a file"):
             folders.open("pipe")
-    with pytest.raises(UsageError, match="is not a folder"):
+    with pytest.raises(UsageError, match="allow must be an existing folder, not"):
         AllowedFolders([str(home / "notes.txt")])
     link(home / "good.txt", home / "notes.txt")
     assert folders.open("good.txt").read(3) == b"Buy"
@@ -192,7 +195,7 @@ def test_a_server_of_the_official_package_offers_its_tools(tmp_path: Path, monke
         assert perform(box, "calc__fail").failed
         timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
         timer.start()
-        assert perform(box, "calc__wait") == ("error: the user has stopped it", True)
+        assert perform(box, "calc__wait") == ("error: the user stopped this call", True)
         assert perform(box, "calc__add", a=1, b=1).text == "2"
 
 
@@ -388,7 +391,7 @@ def test_max_steps_ends_repeated_calls(model: str, home: Path):
         (["--allow", "."], "--allow needs tools"),
         (["--yes", "list"], "--yes needs tools"),
         (["--tools", "rm", "--allow", "."], "unknown tool 'rm'; available tools: read_file, list, search, run"),
-        (["--tools", "list", "--allow", "nowhere"], "nowhere is not a folder"),
+        (["--tools", "list", "--allow", "nowhere"], "allow must be an existing folder, not nowhere"),
         (["--tools", "list", "--allow", ".", "--yes", "run"], "--yes: unknown tool 'run'; available: list"),
         (["--tools", "list", "--allow", ".", "--yes", "list", "--max-steps", "0"], "--max-steps must be 1 or greater"),
         (["--tools", "list", "--allow", ".", "--yes", "list", "--n", "2"], "cannot be combined with --n"),
@@ -443,7 +446,7 @@ def test_chat_runs_tools_and_saves_them_in_its_session(model: str, home: Path, t
     chat.type("a\r")
     time.sleep(0.7)
     chat.type("\x03")  # ends the tool, and the answer goes on
-    chat.expect("It says: error: the user has stopped it")
+    chat.expect("It says: error: the user stopped this call")
     chat.prompt()
     assert "It says: hello" in chat.say("run")  # always allowed now
     assert "HI" in chat.say("hi")
