@@ -1,7 +1,7 @@
 """Operations on bytes and bits: shuffles, gathers, transposes, lookups, and dot products.
 
 Dot products use the best instructions that the target CPU has. An emitter adds 4 products of bytes to each lane of an
-i32x16: accumulator[i] += the sum of x[4 i + k] * y[4 i + k]. `dot_variant` chooses the emitter. "Words" are 16-bit
+i32x16: accumulator[i] += the sum of x[4 i + k] * y[4 i + k]. `select_dot` chooses the emitter. "Words" are 16-bit
 integers.
 """
 
@@ -417,7 +417,7 @@ def dot_bytes(builder, accumulator, unsigned, signed):
 
     For AVX2 and SSSE3. One instruction adds pairs of products into words, another adds pairs of words into 32 bits.
     Words would saturate, so the top bits of the unsigned bytes are multiplied separately (-128 * 128 * 2 just fits).
-    LLVM omits one of the two multiplications if it knows that the masked bytes are zero: see `splits_dot`.
+    LLVM omits one of the two multiplications if it knows that the masked bytes are zero: see `needs_two_step_dot`.
     """
     for mask in (0x7F, 0x80):
         masked = builder.and_(unsigned, ir.Constant(u8x64.llvm, [mask] * 64))
@@ -548,7 +548,7 @@ def needs_signed_codes():
 def select_signed_dot():
     """Choose the emitter of the dot product of signed bytes, the second above -128.
 
-    Return None if that of `dot_variant` is as fast.
+    Return None if that of `select_dot` is as fast.
     """
     if "neon" in get_lane().features:
         return dot_neon_signed

@@ -315,7 +315,7 @@ def make_requantize(format, vector, codes_type, runs):
 
 
 def make_unchanged_codes(format, vector, codes_type):
-    """Return the intrinsic of make_rescale for formats whose weights keep their codes and scales."""
+    """Return the intrinsic of make_requantize for formats whose weights keep their codes and scales."""
 
     @simd.operation(None, codes_type, vector, vector, types.int64, types.int64)
     def keep(builder, codes, scales, minimums, codes_out, scales_out):
