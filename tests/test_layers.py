@@ -89,7 +89,7 @@ def test_the_table_of_layers_names_every_package():
     assert rooms <= LEVEL.keys(), "put the new module on its line of LAYERS"
 
 
-def test_imports_go_downward():
+def test_modules_import_only_from_lower_layers():
     assert [line for module, source in SOURCES.items() for line in find_upward_imports(module, source)] == []
 
 

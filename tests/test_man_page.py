@@ -26,7 +26,7 @@ def test_the_manual_page_has_every_command_and_option():
     assert [name for name in names if name not in page] == []
 
 
-def test_what_roff_would_interpret_is_escaped():
+def test_text_that_roff_would_interpret_is_escaped():
     assert escape(r".x \n -y") == r"\&.x \en \-y" and escape("'x") == r"\&'x" and escape("a.b") == "a.b"
 
 

@@ -21,7 +21,7 @@ def test_the_version_is_that_of_pyproject():
 
 
 def test_a_users_file_may_be_named_quant(tmp_path: Path):
-    """Or like any other folder of this repository."""
+    """Try the names of this repository's other folders, too."""
     for name in ("quant", "scripts", "tests"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')")
     script = tmp_path / "script.py"

@@ -24,7 +24,7 @@ class ArgumentIndices(tuple[int, ...]):
 
 
 class Kernel(NamedTuple):
-    """A row of the table.
+    """A kernel's row in the table: its arguments, modules and grid.
 
     Attributes:
         arguments: the indices of the kernel's arguments.

@@ -21,7 +21,7 @@ def can_dequantize(format: Format) -> bool:
 
 
 class RowDequantizer:
-    """The dequantization kernels of some formats.
+    """A dequantizer of rows to float32, with the compiled kernels of some formats.
 
     Threads may share it; it computes without holding the GIL.
 

@@ -119,7 +119,7 @@ def request_tiles() -> bool:
 
 @cache
 def detect_processor() -> tuple[str, str]:
-    """Return this computer's CPU name and feature list as LLVM reports them, from the cache if possible."""
+    """Return the name and features that LLVM detects for this CPU, from the cache if it has them."""
     identity = cpu.get_processor_key()
     if identity is None:
         return detect_by_llvm()
@@ -143,7 +143,7 @@ def detect_by_llvm() -> tuple[str, str]:
 
 
 def read_version_file(package: str) -> bytes:
-    """Read the file with the version of Numba or llvmlite.
+    """Read the source file that states the version of Numba or llvmlite.
 
     Importing Numba takes 300 ms, importlib.metadata 12.
     """

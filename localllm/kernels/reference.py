@@ -20,7 +20,9 @@ def dequantize(tensor) -> np.ndarray:
     try:
         values = gguf.dequantize(data, gguf.GGMLQuantizationType(tensor.format.id))
     except (NotImplementedError, ValueError):
-        raise ModelError(f"tensor {tensor.name}: format {tensor.format.name} is not supported") from None
+        raise ModelError(
+            f"tensor {tensor.name}: format {tensor.format.name} is not supported: use a file of another type"
+        ) from None
     return values.astype(np.float32).reshape(tensor.shape)
 
 

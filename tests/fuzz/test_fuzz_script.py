@@ -13,7 +13,7 @@ from fuzz_kinds import KINDS  # noqa: E402
 
 
 @pytest.mark.slow
-def test_wrong_files_of_every_kind_are_refused_or_read() -> None:
+def test_damaged_files_of_every_format_are_refused_or_read() -> None:
     command = [sys.executable, str(SCRIPTS / "fuzz.py"), "--count", "200", "--first", "269"]  # all kinds
     ran = subprocess.run(command, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr

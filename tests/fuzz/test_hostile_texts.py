@@ -51,7 +51,7 @@ def test_windows_merge_into_the_same_tokens(llama, monkeypatch, alphabet: str):
 @pytest.mark.sampled
 @pytest.mark.parametrize("unit", [" ", "a", "\n", "1", "!", "ab", "中"])
 def test_long_runs_are_tokenized_in_linear_time(llama, unit: str):
-    """Ten million spaces made the regular expressions' library panic; a megabyte of one letter took 9 s."""
+    """Encode ten million spaces, at which the regex library panicked, and a megabyte of one letter, which took 9 s."""
     text = unit * (1_500_000 // len(unit.encode())) + "1"
     start = time.process_time()
     ids = llama.encode(text)

@@ -150,7 +150,7 @@ def test_the_valid_model_is_accepted_by_all_commands(wrong: Wrong, cli):
     assert cli("inspect", path, "--check")[0] == 0
 
 
-def test_sentence_piece_metadata_is_valid_too(wrong: Wrong, cli):
+def test_sentencepiece_metadata_of_the_test_model_is_valid(wrong: Wrong, cli):
     assert cli(*arguments("tokenize", wrong.write(sentence_piece())))[0] == 0
 
 

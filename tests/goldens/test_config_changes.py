@@ -39,7 +39,7 @@ def test_a_changed_value_has_the_recorded_effect(variant: str):
 
 
 @pytest.mark.parametrize("variant", CHANGES)
-def test_a_value_of_any_kind_is_read_or_refused(variant: str):
+def test_a_config_value_of_any_type_is_read_or_refused(variant: str):
     """Put in kinds of values that nobody has thought of."""
     config = facts(variant)["config"]
     for place in CHANGES[variant]:

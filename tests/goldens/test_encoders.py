@@ -110,7 +110,7 @@ def test_the_second_text_of_a_pair_is_of_another_kind(model_path):
     assert nmse(rows_of_backend["cpu"][0], rows_of_backend["cpu"][1]) > 1e-3
 
 
-def test_a_table_of_one_kind_is_not_read_beyond_its_end(tmp_path):
+def test_a_token_type_table_with_one_row_is_not_read_beyond_its_end(tmp_path):
     made = model("bert")
     made.tensors["token_types.weight"] = made.tensors["token_types.weight"][:1]
     path, text = write(made, tmp_path / "model.gguf"), np.arange(30)
@@ -279,7 +279,7 @@ def test_activations_of_short_texts_keep_16_bits(monkeypatch, format, long_is_pr
         assert (spans, table.tolist(), precise) == (texts, [*range(pages + 5)], is_precise)
 
 
-def test_the_reference_gets_the_kinds_of_tokens(monkeypatch):
+def test_the_reference_gets_the_token_types(monkeypatch):
     ran = list[tuple]()
     backend = SimpleNamespace(create_state=lambda: "store", run=lambda *given: ran.append(given))
     monkeypatch.setattr("localllm.engine.reference.ReferenceBackend", lambda *given: ran.append(given) or backend)

@@ -67,8 +67,8 @@ def as_llama_cpp(monkeypatch):
     for family in (llava, internvl):
         monkeypatch.setattr(family, "prepend_class_token", prepend_class_token)
         monkeypatch.setattr(family, "add_class_position", add_class_position)
-    gathered = internvl.merge_patches
-    monkeypatch.setattr(internvl, "gather", lambda h, x, grid: gathered(h, np.roll(x, 1, axis=0), grid))
+    merge_patches = internvl.merge_patches
+    monkeypatch.setattr(internvl, "merge_patches", lambda h, x, grid: merge_patches(h, np.roll(x, 1, axis=0), grid))
     monkeypatch.setattr(
         llava,
         "read_feature_layer",
@@ -78,7 +78,7 @@ def as_llama_cpp(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROJECTORS)
-def test_images_are_seen_as_by_llama_cpp(tmp_path, name, as_llama_cpp):
+def test_images_give_the_rows_and_logits_of_llama_cpp(tmp_path, name, as_llama_cpp):
     golden = PictureGolden.load(name)
     assert golden.digest == digest_of(name), f"{name} is not what its golden is of: record it anew"
     ids, logits, rows = prompted(tmp_path, name)

@@ -660,7 +660,7 @@ def test_tokenize_prints_ids_and_pieces(tiny: str, cli):
     ]
 
 
-def test_warmup_prints_nothing(tiny: str, cli):
+def test_warming_up_prints_nothing_to_stdout(tiny: str, cli):
     assert cli("warmup", tiny) == (0, "", "")
 
 

@@ -74,7 +74,7 @@ def commands_of(page: Path) -> list[list[str]]:
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.relative_to(ROOT).as_posix() for page in PAGES])
 def test_the_program_accepts_every_command_line(page: Path, tmp_path: Path):
-    """Bash runs the blocks with a program that only notes its arguments, which localllm then parses."""
+    """Run the blocks in Bash with a program that records its arguments, and let localllm parse them."""
     blocks = commands_of(page)
     (tmp_path / "bin").mkdir()
     for name in [*STUBS, "localllm"]:
@@ -104,8 +104,8 @@ def test_the_program_accepts_every_command_line(page: Path, tmp_path: Path):
 @pytest.mark.sampled
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUN)
-def test_examples_run(name: str, folder: Path):  # noqa: F811
-    """Names of models stand for tiny ones; what needs a server, a client or the network is left out."""
+def test_documented_examples_run_without_errors(name: str, folder: Path):  # noqa: F811
+    """Replace models by tiny ones, and skip blocks that need a server, a client or the network."""
     for path, text in FILES.items():
         (folder / path).parent.mkdir(exist_ok=True, parents=True)
         (folder / path).write_text(text)

@@ -262,8 +262,8 @@ def test_long_paths_are_allowed_since_2017(windows: Windows, monkeypatch, versio
 @pytest.mark.parametrize(("number", "winerror", "wanting"), [
     (12, 0, True), (22, 8, True), (22, 14, True), (22, 1455, True), (22, 5, False), (22, 0, False),
 ])  # fmt: skip
-def test_errors_that_mean_want_of_memory_are_known(number: int, winerror: int, wanting: bool):
-    """Know ENOMEM; ERROR_NOT_ENOUGH_MEMORY, ERROR_OUTOFMEMORY, ERROR_COMMITMENT_LIMIT."""
+def test_windows_errors_about_memory_are_recognized(number: int, winerror: int, wanting: bool):
+    """Recognize ENOMEM, ERROR_NOT_ENOUGH_MEMORY, ERROR_OUTOFMEMORY, ERROR_COMMITMENT_LIMIT."""
     error = OSError(number, "x")
     error.winerror = winerror
     assert memory.is_out_of_memory(error) == wanting

@@ -150,7 +150,7 @@ class CompileQueue:
 
 
 class CompilerPool:
-    """Several Compiler processes.
+    """A pool of Compiler processes that share a queue of kernels.
 
     They end when all kernels are compiled, on `close`, or with this process.
     """
@@ -218,7 +218,7 @@ def stop_compilers(work: CompileQueue, compilers: list[Compiler], threads: list[
 def compile_kernels(
     names: list[str], finished: Callable[[str, bytes], None], progress: Progress, *command: str
 ) -> dict[str, bytes]:
-    """Compile kernels, with the parameters of Compilers; return their object files, by name.
+    """Compile kernels with a CompilerPool of the same parameters; return their object files, by name.
 
     Raises LocalllmError.
     """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class KernelLibrary:
-    """Loaded kernels. Keep the object alive while their addresses are used.
+    """The kernels of a program, loaded as machine code. Keep the object alive while their addresses are used.
 
     Attributes:
         addresses: addresses of the kernels, by name.
@@ -57,7 +57,7 @@ class KernelLibrary:
             raise
 
     def load(self, names: Iterable[str], progress: Progress | None = None) -> None:
-        """Load further kernels into `addresses`; see the constructor."""
+        """Load further kernels, compiling those that are not cached, and add them to `addresses`."""
         names = sorted({name for name in names if name not in self.addresses})
         if not names:
             return

@@ -28,7 +28,7 @@ SLOT = 16  # bytes: JUMP and an address, for a function outside the object file 
 
 
 class SectionEntry(NamedTuple):
-    """An entry of the section table."""
+    """An entry of an ELF section table, field by field."""
 
     name: int
     type: int
@@ -43,7 +43,7 @@ class SectionEntry(NamedTuple):
 
 
 class SymbolEntry(NamedTuple):
-    """An entry of the symbol table."""
+    """A symbol of an ELF object file: its name and where it is defined."""
 
     name: str
     is_global: bool
@@ -52,7 +52,7 @@ class SymbolEntry(NamedTuple):
 
 
 class Relocation(NamedTuple):
-    """A position in the code where an address or a distance has to be written."""
+    """A position in a section at which the linker writes an address or a distance."""
 
     section: int
     place: int  # offset in the section
@@ -89,7 +89,7 @@ def is_x86_64(code: bytes) -> bool:
 
 
 def link_by_llvm(objects: list[bytes]) -> Any:
-    """Return an LLVM execution engine that has linked these object files."""
+    """Link object files with LLVM's own linker; return its execution engine."""
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()

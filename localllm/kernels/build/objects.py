@@ -94,7 +94,7 @@ def prune() -> None:
 
 
 def compute_age(path: Path, now: float) -> float:
-    """Return the seconds since a file or folder was last changed; 0 if it is gone."""
+    """Return the seconds since a file or folder was last modified; 0 if it no longer exists."""
     try:
         return now - path.lstat().st_mtime
     except OSError:

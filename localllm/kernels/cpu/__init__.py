@@ -47,7 +47,7 @@ def select_word_conversions(of: Lane) -> dict[str, WordConversion]:
 
 
 def compute_linear_scratch(columns: int) -> int:
-    """Return the bytes of scratch memory that a thread needs for products of `columns` columns."""
+    """Compute the size in bytes of a thread's scratch memory for products of `columns` columns."""
     in_words = 2 * columns * MAX_WORD_TOKENS if get_lane().has_avx2_only else 0
     return max(LINEAR_SCRATCH, columns // 256 * ONE_TOKEN_BYTES, in_words)
 

@@ -53,14 +53,14 @@ sums = types.UniTuple(simd.i32x16, PEAK_CHAINS)
 
 def add_words(builder, accumulator, unsigned, signed):
     """Multiply bytes below 128 by signed bytes, and add pairs of products to sums of 16 bits."""
-    _, parts, name = simd.widest(simd.MULTIPLY_BYTES)
+    _, parts, name = simd.select_widest(simd.MULTIPLY_BYTES)
     words = ir.VectorType(simd.I16, 32 // parts)
 
     def add_part(builder, accumulator, unsigned, signed):
         products = simd.llvm_call(builder, name, words, [unsigned, signed])
         return builder.bitcast(builder.add(builder.bitcast(accumulator, words), products), accumulator.type)
 
-    return simd.in_parts(builder, add_part, parts, [accumulator, unsigned, signed])
+    return simd.map_slices(builder, add_part, parts, [accumulator, unsigned, signed])
 
 
 @simd.operation(sums, sums, int64, simd.u8x64, simd.u8x64)
@@ -71,8 +71,8 @@ def add_to_all(builder, chains, address, unsigned, signed):
     sum loads bytes of its own, in every round.
     """
     chains = simd.elements(builder, chains)
-    if simd.dot_variant() is not simd.dot_bytes:
-        return simd.as_tuple(builder, [simd.dot_variant(127)(builder, chain, unsigned, signed) for chain in chains])
+    if simd.select_dot() is not simd.dot_bytes:
+        return simd.as_tuple(builder, [simd.select_dot(127)(builder, chain, unsigned, signed) for chain in chains])
     builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
     codes = [simd.load_value(builder, place, simd.u8x64.llvm) for place in compute_addresses(builder, address)]
     return simd.as_tuple(builder, [add_words(builder, *each, signed) for each in zip(chains, codes, strict=True)])

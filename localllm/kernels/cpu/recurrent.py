@@ -22,7 +22,7 @@ def load_token_range(sequence):
 
 @device
 def load_states(sequence, offset):
-    """Return the addresses of one of the states, before the run and after it."""
+    """Return two addresses of a sequence's state: before the run, to read, and after it, to write."""
     return load_argument(sequence, SEQUENCE.state) + offset, load_argument(sequence, SEQUENCE.next_state) + offset
 
 

@@ -81,9 +81,9 @@ def wait_for_parts(job, run, parts):
 
 @device
 def count_parts(step):
-    """Return a step's number of parts.
+    """Return the number of parts into which a step is divided.
 
-    It is at least 1, because every run writes its id to the step's claim cell.
+    There is at least one, because every run writes its id to the step's claim cell.
     """
     parts, count = load_argument(step, STEP.parts), load_argument(step, STEP.count)
     if count != 0:
@@ -120,7 +120,7 @@ def run_parts(job, run, thread):
 
 @device
 def sleep(job, number):
-    """Sleep until the run id is no longer `number`, or until threads must end."""
+    """Sleep until another run than `number` starts, or until threads must end."""
     call_system(job, JOB.lock, get_field(job, JOB.sleep_mutex), 0)
     simd.atomic_add(get_field(job, JOB.sleepers), 1)
     while simd.atomic_load(get_field(job, JOB.run)) == number and simd.atomic_load(get_field(job, JOB.stop)) == 0:

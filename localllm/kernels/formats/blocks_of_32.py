@@ -77,7 +77,7 @@ def build_lookup_readers(values, codes_and_chunk):
 
 
 Q8_0_BYTES, Q8_0_CODES = BY_NAME["Q8_0"].bytes, LAYOUTS["Q8_0"].codes[0].at
-Q8_0_OFFSET = 0 if simd.wants_signed_codes() else 128
+Q8_0_OFFSET = 0 if simd.needs_signed_codes() else 128
 q8_0_offset = simd.constant(simd.u8x64, Q8_0_OFFSET)
 
 

@@ -32,12 +32,12 @@ from localllm.kernels.cpu.signature import device
 
 
 class GroupFormat(NamedTuple):
-    """The device functions that read a group, 256 weights at an address, and the constants of a format."""
+    """The constants of a block format, and its device functions, which read a group: 256 weights at an address."""
 
     name: str
     sub_block: int  # weights that share a scale: 32 or 16
     group_bytes: int
-    codes: Callable  # address -> four u8x64, striped; signed bytes if `wants_signed_codes` and there is no minimum
+    codes: Callable  # address -> four u8x64, striped; signed bytes if `needs_signed_codes` and there is no minimum
     offset: int  # the code that represents zero; 0 for formats with minimums
     largest: int  # the largest code
     scales: Callable  # address -> f32x8, or f32x16 if sub_block is 16; in order
@@ -49,7 +49,7 @@ class GroupFormat(NamedTuple):
 
 
 class ChunkFormat(NamedTuple):
-    """The device functions that read a chunk, 64 weights at an address."""
+    """The device functions of a format that read a chunk: 64 weights at an address."""
 
     codes: Callable  # address -> u8x64, striped
     scales: Callable  # address -> f32x2, of two runs of 32
@@ -124,11 +124,11 @@ def build_two_bit_reader(at):
 
 
 def adapt_to_cpu(format):
-    """Return a format with codes for this CPU.
+    """Return the format, with signed codes if this CPU multiplies only those.
 
     If the CPU multiplies signed bytes, 128 is subtracted from codes that may exceed 127.
     """
-    if format.largest < 128 or format.minimums or not simd.wants_signed_codes():
+    if format.largest < 128 or format.minimums or not simd.needs_signed_codes():
         return format
     codes_of, chunk = format.codes, format.chunk
 

@@ -220,7 +220,9 @@ def read_iq1_m_scales(address):
     first = (words & 0x0007000700070007) | ((words & 0x0038003800380038) << 5)
     second = ((words >> 6) & 0x0007000700070007) | ((words & 0x0E000E000E000E00) >> 1)
     d = ((words >> 12) & 0xF) | ((words >> 24) & 0xF0) | ((words >> 36) & 0xF00) | ((words >> 48) & 0xF000)
-    scales = simd.float_i8x16(alternate_pairs(simd.concatenate_u8x16(simd.bytes_of(first), simd.bytes_of(second))))
+    scales = simd.float_i8x16(
+        alternate_pairs(simd.concatenate_u8x16(simd.split_int64(first), simd.split_int64(second)))
+    )
     return (scales + simd.splat_f32x16(0.5)) * (simd.splat_f16x16(d) * simd.splat_f32x16(0.25))
 
 
@@ -388,7 +390,7 @@ def compute_nibble_scales(address, d):
     """Compute d * (scale + 1/2) for 16 scales of 4 bits each, 8 bytes at an address: f32x16."""
     nibbles = simd.load_i64(address)
     scales = alternate(
-        simd.concatenate_u8x16(simd.bytes_of(nibbles & NIBBLES), simd.bytes_of((nibbles >> 4) & NIBBLES))
+        simd.concatenate_u8x16(simd.split_int64(nibbles & NIBBLES), simd.split_int64((nibbles >> 4) & NIBBLES))
     )
     return (simd.float_i8x16(scales) + simd.splat_f32x16(0.5)) * d
 
@@ -485,7 +487,7 @@ def read_iq3_s_scales(address):
     nibbles = (nibbles | nibbles << 16) & 0x0000FFFF0000FFFF
     nibbles = (nibbles | nibbles << 8) & 0x00FF00FF00FF00FF
     nibbles = (nibbles | nibbles << 4) & NIBBLES
-    return (simd.float_u8x8(simd.bytes_of(nibbles)) + simd.splat_f32x8(0.5)) * (
+    return (simd.float_u8x8(simd.split_int64(nibbles)) + simd.splat_f32x8(0.5)) * (
         simd.load_splat_f16x8(address) * simd.splat_f32x8(2.0)
     )
 

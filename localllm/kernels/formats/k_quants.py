@@ -34,14 +34,14 @@ def unpack_scales(address):
     """Unpack the eight 6-bit scales of Q4_K and Q5_K from the 12 bytes at an address, as f32x8."""
     low, high = simd.load_u32(address), simd.load_u32(address + 8)
     upper = (high & 0x0F0F0F0F) | (((low >> 6) & 0x03030303) << 4)
-    return simd.float_u8x8(simd.bytes_of((low & 0x3F3F3F3F) | (upper << 32)))
+    return simd.float_u8x8(simd.split_int64((low & 0x3F3F3F3F) | (upper << 32)))
 
 
 @device
 def unpack_minimums(address):
     low, high = simd.load_u32(address + 4), simd.load_u32(address + 8)
     upper = ((high >> 4) & 0x0F0F0F0F) | (((low >> 6) & 0x03030303) << 4)
-    return simd.float_u8x8(simd.bytes_of((low & 0x3F3F3F3F) | (upper << 32)))
+    return simd.float_u8x8(simd.split_int64((low & 0x3F3F3F3F) | (upper << 32)))
 
 
 @device
@@ -101,7 +101,7 @@ def read_q5_k_scales(address):
 q4_k_small = GroupFormat("Q4_K", 32, 144, read_q4_k_small_codes, 0, 15, read_q5_k_scales, read_k_minimums)
 q4_k = (  # with AVX2, one core reads 12 GB/s with small codes, 7 with the others
     q4_k_small
-    if simd.splits_dot()
+    if simd.needs_two_step_dot()
     else GroupFormat("Q4_K", 32, 144, read_q4_k_codes, 0, 240, read_q4_k_scales, read_k_minimums)
 )
 
@@ -162,7 +162,7 @@ def read_q3_k_scales(address):
     high_first, high_second = high | (high >> 2) << 32, (high >> 4) | (high >> 6) << 32
     first = (low & 0x0F0F0F0F0F0F0F0F) | ((high_first & 0x0303030303030303) << 4)
     second = ((low >> 4) & 0x0F0F0F0F0F0F0F0F) | ((high_second & 0x0303030303030303) << 4)
-    codes = simd.float_i8x16(simd.concatenate_u8x16(simd.bytes_of(first), simd.bytes_of(second)))
+    codes = simd.float_i8x16(simd.concatenate_u8x16(simd.split_int64(first), simd.split_int64(second)))
     return (codes - simd.splat_f32x16(32.0)) * simd.load_splat_f16x16(address + Q3_D)
 
 
@@ -196,7 +196,7 @@ q6_k_terms = simd.make_terms(Q6.centre)
 
 @device
 def read_q6_k_integer_scales(address):
-    return simd.twice_i8x16(simd.load_u8x16(address + Q6_SCALES))
+    return simd.duplicate_i8x16(simd.load_u8x16(address + Q6_SCALES))
 
 
 @device
@@ -226,7 +226,9 @@ def read_iq4_xs_scales(address):
     high = (high | high << 24) & 0x000000FF000000FF
     high = (high | high << 12) & 0x000F000F000F000F
     high = (high | high << 6) & 0x0303030303030303
-    return (simd.float_u8x8(simd.bytes_of(low | high << 4)) - simd.splat_f32x8(32.0)) * simd.load_splat_f16x8(address)
+    return (simd.float_u8x8(simd.split_int64(low | high << 4)) - simd.splat_f32x8(32.0)) * simd.load_splat_f16x8(
+        address
+    )
 
 
 GROUPS = {

@@ -29,13 +29,13 @@ def build_unpacker(name: str) -> Callable:
 def build_unpack(layout: BlockLayout, count: int) -> Callable:
     """Build `unpack` for a format with one code per weight; count: weights per block."""
     code, value = build_field_reader(layout.codes, signed=layout.bits == 8), build_value_function(layout)
-    scale_of, minimum_of = build_scale_reader(layout), build_minimum_reader(layout)
+    load_adapter_scale, minimum_of = build_scale_reader(layout), build_minimum_reader(layout)
     group_size, has_minimum = layout.group, layout.low is not None
 
     @device
     def unpack(block, out):
         for group in range(count // group_size):
-            scale = scale_of(block, group)
+            scale = load_adapter_scale(block, group)
             minimum = minimum_of(block, group) if has_minimum else np.float32(0)
             for first in range(group * group_size, (group + 1) * group_size, STEP):
                 for i in range(first, first + STEP):

@@ -57,7 +57,7 @@ def mask_bytes(builder, words, masks):
 
 def spread_bytes(builder, address, order):
     block = simd.load_value(builder, address, BLOCK)
-    return simd.picked_bytes(builder, simd.shuffled(builder, block, block, [*range(16)] * 4), order)
+    return simd.select_bytes(builder, simd.shuffle_lanes(builder, block, block, [*range(16)] * 4), order)
 
 
 def load_halves(builder, addresses, at, count):
@@ -67,8 +67,8 @@ def load_halves(builder, addresses, at, count):
         number = simd.load_value(builder, builder.add(address, simd.I64(at)), bits.type.element)
         bits = builder.insert_element(bits, number, simd.I32(row))
     bits = builder.bitcast(bits, ir.VectorType(simd.I16, 8))
-    numbers = simd.widen_half(builder, simd.shuffled(builder, bits, bits, range(4)))
-    splats = [simd.shuffled(builder, numbers, numbers, [i] * 16) for i in range(count * len(addresses))]
+    numbers = simd.widen_half(builder, simd.shuffle_lanes(builder, bits, bits, range(4)))
+    splats = [simd.shuffle_lanes(builder, numbers, numbers, [i] * 16) for i in range(count * len(addresses))]
     return [splats[i : i + count] for i in range(0, len(splats), count)]
 
 
@@ -78,7 +78,7 @@ def load_halves(builder, addresses, at, count):
 def emit_q2_k_codes(builder, address):
     words, masks = load_words(builder, address, Q2.codes[0].at), [3 << 2 * i for _, _, i in LANES]
     orders = ([lane // 4 * 4 + (v + lane) % 4 for lane in range(16)] for v in range(4))
-    return [mask_bytes(builder, simd.shuffled(builder, words, words, order), masks) for order in orders]
+    return [mask_bytes(builder, simd.shuffle_lanes(builder, words, words, order), masks) for order in orders]
 
 
 def emit_q2_k_factors(builder, addresses):
@@ -98,7 +98,7 @@ Q2_K = SubBlockReader((0, 1, 2, 3), 1, emit_q2_k_codes, emit_q2_k_factors, [4.0*
 
 def emit_q3_k_codes(builder, address):
     low, high = load_words(builder, address, Q3.codes[0].at), simd.load_value(builder, address, RUN)
-    high = simd.shuffled(builder, high, high, [*range(4)] * 2)
+    high = simd.shuffle_lanes(builder, high, high, [*range(4)] * 2)
     high = builder.bitcast(builder.lshr(high, ir.Constant(high.type, [0] * 4 + [4] * 4)), simd.i32x16.llvm)
     high, pairs = mask_bytes(builder, high, [15] * 16), []
     for run, words in enumerate((low, builder.lshr(low, simd.constant_like(low, 2)))):
@@ -106,7 +106,7 @@ def emit_q3_k_codes(builder, address):
         pairs.append(builder.bitcast(builder.or_(mask_bytes(builder, words, [0x33] * 16), bits), simd.i32x16.llvm))
     masks = [0x70 if i % 2 else 0x07 for _, _, i in LANES]
     orders = ([lane // 4 * 4 + v + (16 if lane % 4 >= 2 else 0) for lane in range(16)] for v in range(4))
-    return [mask_bytes(builder, simd.shuffled(builder, *pairs, order), masks) for order in orders]
+    return [mask_bytes(builder, simd.shuffle_lanes(builder, *pairs, order), masks) for order in orders]
 
 
 def emit_q3_k_factors(builder, addresses):

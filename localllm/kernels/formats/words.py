@@ -128,7 +128,7 @@ def emit_q6_k(builder, address, _) -> Iterator[Codes]:
 def load_two(builder, address, distance):
     """Load 16 bytes at an address and 16 that are `distance` bytes later, as one register."""
     two = (simd.load_value(builder, builder.add(address, simd.I64(at)), HALF) for at in (0, distance))
-    return simd.shuffled(builder, *two, range(32))
+    return simd.shuffle_lanes(builder, *two, range(32))
 
 
 def split_signed_bytes(builder, words) -> Codes:
@@ -150,7 +150,7 @@ def add_fifth_bits(builder, nibbles, address, distance):
     flags = ir.Constant(BYTES, [1, 2, 4, 8, 16, 32, 64, -128] * 4)
     for part, codes in enumerate(nibbles):
         places = [16 * half + 2 * part + i // 8 for half in (0, 1) for i in range(16)]
-        own_bits = builder.and_(simd.shuffled(builder, bits, bits, places), flags)
+        own_bits = builder.and_(simd.shuffle_lanes(builder, bits, bits, places), flags)
         is_set = builder.sext(builder.icmp_signed("==", own_bits, flags), BYTES)
         yield builder.or_(codes, mask_words(builder, is_set, 16))
 
@@ -199,21 +199,21 @@ def load_k_factors(builder, address):
     block = simd.load_value(builder, address, ir.VectorType(simd.I8, 16))
     nothing = ir.Constant(block.type, None)
     first = [*range(4, 8), *range(12, 16), *range(8, 12), *range(12, 16)]
-    words = builder.bitcast(simd.shuffled(builder, block, block, first), FOUR)
+    words = builder.bitcast(simd.shuffle_lanes(builder, block, block, first), FOUR)
     words = builder.lshr(words, ir.Constant(FOUR, [0, 0, 0, 4]))
     words = builder.and_(words, ir.Constant(FOUR, [0x3F3F3F3F, 0x0F0F0F0F] * 2))
     upper = [*[16] * 4, *range(4, 8), *[16] * 4, *range(8, 12)]
     upper = builder.lshr(
-        builder.bitcast(simd.shuffled(builder, block, nothing, upper), FOUR), ir.Constant(FOUR, [2] * 4)
+        builder.bitcast(simd.shuffle_lanes(builder, block, nothing, upper), FOUR), ir.Constant(FOUR, [2] * 4)
     )
     words = builder.or_(words, builder.and_(upper, ir.Constant(FOUR, [0x30303030] * 4)))
     codes = builder.bitcast(words, block.type)
-    halves = builder.bitcast(simd.slice_of(builder, block, 0, 8), ir.VectorType(ir.HalfType(), 4))
+    halves = builder.bitcast(simd.slice_lanes(builder, block, 0, 8), ir.VectorType(ir.HalfType(), 4))
     factors = builder.fpext(halves, ir.VectorType(simd.F32, 4))
     scales, minimums = (
         builder.fmul(
-            builder.uitofp(simd.slice_of(builder, codes, 8 * i, 8 * i + 8), simd.f32x8.llvm),
-            simd.shuffled(builder, factors, factors, [i] * 8),
+            builder.uitofp(simd.slice_lanes(builder, codes, 8 * i, 8 * i + 8), simd.f32x8.llvm),
+            simd.shuffle_lanes(builder, factors, factors, [i] * 8),
         )
         for i in (0, 1)
     )

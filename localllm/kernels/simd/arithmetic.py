@@ -21,7 +21,7 @@ from localllm.kernels.simd.vectors import (
     i32x16,
     llvm_call,
     operation,
-    shuffled,
+    shuffle_lanes,
     splat_f16,
     splat_value,
     store_value,
@@ -132,18 +132,18 @@ def sqrt_f32x16(builder, x):
     return llvm_call(builder, "llvm.sqrt.v16f32", f32x16.llvm, [x])
 
 
-def larger_size(builder, x, y):
-    """Return the larger of two non-negative floats, as integers, among which NaN is larger than infinity."""
+def max_magnitude(builder, x, y):
+    """Return the larger of two non-negative floats given as their bits, in which NaN exceeds infinity."""
     integers = ir.VectorType(I32, x.type.count)
     above = builder.icmp_signed(">", builder.bitcast(x, integers), builder.bitcast(y, integers))
     return builder.select(above, x, y)
 
 
 @operation(types.float32, f32x16, f32x16)
-def largest_size_f32x16(builder, x, y):
+def max_magnitude_f32x16(builder, x, y):
     """Return the largest magnitude of the 32 values in x and y; NaN if one of them is NaN."""
     x, y = (llvm_call(builder, "llvm.fabs.v16f32", f32x16.llvm, [value]) for value in (x, y))
-    sizes = builder.bitcast(larger_size(builder, x, y), i32x16.llvm)
+    sizes = builder.bitcast(max_magnitude(builder, x, y), i32x16.llvm)
     return builder.bitcast(llvm_call(builder, "llvm.vector.reduce.smax.v16i32", I32, [sizes]), F32)
 
 
@@ -233,12 +233,12 @@ def float_i8x16(builder, value):
 
 
 @operation(f32x16, u8x16)
-def twice_i8x16(builder, value):
+def duplicate_i8x16(builder, value):
     """Sign-extend bytes to 16 bits and put each twice in a lane. The lanes have the type float."""
-    return as_pairs(builder, *[builder.sext(value, i32x16.llvm)] * 2)
+    return pack_pairs(builder, *[builder.sext(value, i32x16.llvm)] * 2)
 
 
-def as_pairs(builder, low, high):
+def pack_pairs(builder, low, high):
     """Combine integer vectors to floats: a lane gets the low 16 bits of `low`, then those of `high`."""
     low = builder.and_(low, constant_like(low, 0xFFFF))
     return builder.bitcast(builder.or_(low, builder.shl(high, constant_like(high, 16))), f32x16.llvm)
@@ -254,8 +254,8 @@ def make_terms(offset):
     def terms(builder, value, scale):
         value = builder.sext(value, i32x16.llvm)
         value = builder.mul(value, constant_like(value, -offset))
-        pairs = as_pairs(builder, value, shuffled(builder, value, value, [i ^ 1 for i in range(16)]))
-        return shuffled(builder, pairs, scale, [i + 16 * (i % 2) for i in range(16)])
+        pairs = pack_pairs(builder, value, shuffle_lanes(builder, value, value, [i ^ 1 for i in range(16)]))
+        return shuffle_lanes(builder, pairs, scale, [i + 16 * (i % 2) for i in range(16)])
 
     return terms
 
@@ -303,14 +303,14 @@ def fifth_bits_i32x16(builder, codes):
 def make_staircase(first, edges, steps):
     """Return an intrinsic: `first` (also for NaN) plus the steps of all edges that are at most x."""
 
-    def climb(builder, x):
+    def count_edges(builder, x):
         zero, result = constant_like(x, 0.0), constant_like(x, float(first))
         for edge, step in zip(edges, steps, strict=True):
             is_reached = builder.fcmp_ordered(">=", x, constant_like(x, float(edge)))
             result = builder.fadd(result, builder.select(is_reached, constant_like(x, float(step)), zero))
         return result
 
-    return operation(f32x16, f32x16)(climb)
+    return operation(f32x16, f32x16)(count_edges)
 
 
 @operation(None, types.int64, i32x16, i32x16)
@@ -330,14 +330,14 @@ def make_butterfly(distance):
     signs = [-1.0 if lane & distance else 1.0 for lane in lanes]
 
     def butterfly(builder, x):
-        other = shuffled(builder, x, x, [lane ^ distance for lane in lanes])
+        other = shuffle_lanes(builder, x, x, [lane ^ distance for lane in lanes])
         return multiply_add(builder, x, ir.Constant(f32x16.llvm, signs), other)
 
     return operation(f32x16, f32x16)(butterfly)
 
 
 @operation(f32x16, f32x16)
-def two_to_the(builder, value):
+def raise_two(builder, value):
     """Compute 2 ** value, for integers from -126 to 127, by exponent bits; -127 gives 0, and 128 infinity."""
     whole = builder.fptosi(value, i32x16.llvm)
     biased = builder.add(whole, ir.Constant(i32x16.llvm, [127] * 16))
@@ -377,7 +377,7 @@ def exp_f32x16(x):
     p = fma_f32x16(p, r, splat_f32x16(0.5))
     p = fma_f32x16(p, r, splat_f32x16(1.0))
     p = fma_f32x16(p, r, splat_f32x16(1.0))
-    return p * two_to_the(n)
+    return p * raise_two(n)
 
 
 @_device
@@ -396,7 +396,7 @@ def exp2_f32x16(x):
     p = fma_f32x16(p, r, splat_f32x16(0.2402210748530968))
     p = fma_f32x16(p, r, splat_f32x16(0.6931471880262273))
     p = fma_f32x16(p, r, splat_f32x16(1.0000000754548972))
-    return p * two_to_the(n)
+    return p * raise_two(n)
 
 
 @operation(f32x16, f32x16, f32x16)
@@ -430,7 +430,7 @@ def erf_f32x16(x):
 
 
 @_device
-def if_finite_f32x16(y, x):
+def propagate_nan_f32x16(y, x):
     """Return y, but NaN where x is not finite.
 
     A bounded function, such as a sigmoid, would otherwise hide that broken weights have produced infinity or NaN.
@@ -441,7 +441,7 @@ def if_finite_f32x16(y, x):
 @_device
 def sigmoid_f32x16(x):
     """Compute 1 / (1 + e ** -x); infinity gives NaN."""
-    return if_finite_f32x16(reciprocal_f32x16(splat_f32x16(1.0) + exp_f32x16(-x)), x)
+    return propagate_nan_f32x16(reciprocal_f32x16(splat_f32x16(1.0) + exp_f32x16(-x)), x)
 
 
 @_device
@@ -463,4 +463,4 @@ def softplus_f32x16(x):
     p = fma_f32x16(p, square, splat_f32x16(2 / 5))
     p = fma_f32x16(p, square, splat_f32x16(2 / 3))
     p = fma_f32x16(p, square, splat_f32x16(2.0))
-    return if_finite_f32x16(fma_f32x16(p, s, max_f32x16(zero_f32x16(), x)), x)
+    return propagate_nan_f32x16(fma_f32x16(p, s, max_f32x16(zero_f32x16(), x)), x)

@@ -1,7 +1,7 @@
 """Operations on bytes and bits: shuffles, gathers, transposes, lookups, and dot products.
 
 Dot products use the best instructions that the target CPU has. An emitter adds 4 products of bytes to each lane of an
-i32x16: accumulator[i] += the sum of x[4 i + k] * y[4 i + k]. `dot_variant` chooses the emitter. "Words" are 16-bit
+i32x16: accumulator[i] += the sum of x[4 i + k] * y[4 i + k]. `select_dot` chooses the emitter. "Words" are 16-bit
 integers.
 """
 
@@ -24,18 +24,19 @@ from localllm.kernels.simd.vectors import (
     SIGN_BYTES,
     SIGNED_DOT,
     as_tuple,
-    call_in_parts,
+    call_on_slices,
     constant_like,
     f32x2,
     f32x8,
     f32x16,
     i32x16,
-    in_parts,
     llvm_call,
     load_value,
+    map_slices,
     operation,
-    shuffled,
-    slice_of,
+    select_widest,
+    shuffle_lanes,
+    slice_lanes,
     splat_value,
     store_value,
     u8x8,
@@ -43,7 +44,6 @@ from localllm.kernels.simd.vectors import (
     u8x32,
     u8x64,
     widen_half,
-    widest,
 )
 
 WINDOW = ir.VectorType(I16, 32)
@@ -84,7 +84,7 @@ twice_u8x32 = make_shuffle(u8x64, u8x32, [*range(32)] * 2)
 
 
 @operation(u8x8, types.int64)
-def bytes_of(builder, value):
+def split_int64(builder, value):
     return builder.bitcast(value, u8x8.llvm)
 
 
@@ -92,8 +92,8 @@ def make_gather_f16(stride, times=1):
     """Return an intrinsic (address) -> f32x8: float16 values, `stride` bytes apart, each in `times` lanes."""
 
     def gather(builder, address):
-        halves = gathered(builder, address, stride, 1, 8 // times)
-        return widen_half(builder, shuffled(builder, halves, halves, [lane // times for lane in range(8)]))
+        halves = emit_gather(builder, address, stride, 1, 8 // times)
+        return widen_half(builder, shuffle_lanes(builder, halves, halves, [lane // times for lane in range(8)]))
 
     return operation(f32x8, types.int64)(gather)
 
@@ -102,12 +102,12 @@ def make_gather_planes(stride):
     """Return an intrinsic (address) -> four int64: integer q has byte q of each of eight 4-byte integers."""
 
     def gather(builder, address):
-        return planes(builder, builder.bitcast(gathered(builder, address, stride, 2, 8), u8x32.llvm))
+        return planes(builder, builder.bitcast(emit_gather(builder, address, stride, 2, 8), u8x32.llvm))
 
     return operation(types.UniTuple(types.int64, 4), types.int64)(gather)
 
 
-def gathered(builder, address, stride, size, count):
+def emit_gather(builder, address, stride, size, count):
     """Gather `count` times `size` 16-bit words, at address, address + stride, ...: count * size lanes.
 
     With AVX-512, one shuffle takes words from two 64-byte loads. Inserting words one by one takes two instructions for
@@ -141,9 +141,9 @@ def gather_from_windows(builder, address, windows):
     value = load_value(builder, builder.add(address, I64(start)), WINDOW)
     for start, words in others:
         other, order = load_value(builder, builder.add(address, I64(start)), WINDOW), [*order, *(32 + i for i in words)]
-        value = shuffled(builder, value, other, order + [0] * (32 - len(order)))
+        value = shuffle_lanes(builder, value, other, order + [0] * (32 - len(order)))
         order = [*range(len(order))]
-    return shuffled(builder, value, value, order)
+    return shuffle_lanes(builder, value, value, order)
 
 
 def planes(builder, value):
@@ -302,7 +302,7 @@ def make_flags(value):
             each = [lane // 8 for lane in range(64)]
             eight = builder.bitcast(bits, u8x8.llvm)
             place = ir.Constant(u8x64.llvm, [1 << lane % 8 for lane in range(64)])
-            matches = builder.and_(shuffled(builder, eight, eight, each), place)
+            matches = builder.and_(shuffle_lanes(builder, eight, eight, each), place)
             return builder.select(builder.icmp_unsigned("!=", matches, zero), values, zero)
         mask = builder.bitcast(bits, ir.VectorType(ir.IntType(1), 64))
         return builder.select(mask, values, zero)
@@ -355,10 +355,10 @@ def skip_lanes(builder, value, count, other):
 def lookup_bytes(builder, table, codes):
     """Look up table[code] for each byte of `codes`, 0 to 15; table: a list of 16 bytes."""
     lanes = codes.type.count
-    variant = widest(SHUFFLE_BYTES if lanes == 64 else SHUFFLE_16_BYTES)
+    variant = select_widest(SHUFFLE_BYTES if lanes == 64 else SHUFFLE_16_BYTES)
     if variant:
         tables = ir.Constant(codes.type, table * (lanes // 16))
-        return call_in_parts(builder, variant, codes.type, [tables, codes])
+        return call_on_slices(builder, variant, codes.type, [tables, codes])
     result = ir.Constant(codes.type, [table[0]] * lanes)
     for code, value in enumerate(table[1:], 1):
         matches = builder.icmp_unsigned("==", codes, constant_like(codes, code))
@@ -366,7 +366,7 @@ def lookup_bytes(builder, table, codes):
     return result
 
 
-def picked_bytes(builder, value, order):
+def select_bytes(builder, value, order):
     """Select bytes of each 16-byte quarter, with AVX-512.
 
     order: 64 indices within quarters, None for a zero byte.
@@ -409,7 +409,7 @@ def dot_words_vnni_512(builder, accumulator, x, y):
 
 def dot_vnni_256(builder, accumulator, unsigned, signed):
     variant = "avxvnni", 2, "llvm.x86.avx512.vpdpbusd.256"  # LLVM's name for AVX-VNNI's instruction, too
-    return call_in_parts(builder, variant, i32x16.llvm, [accumulator, unsigned, signed])
+    return call_on_slices(builder, variant, i32x16.llvm, [accumulator, unsigned, signed])
 
 
 def dot_bytes(builder, accumulator, unsigned, signed):
@@ -417,11 +417,11 @@ def dot_bytes(builder, accumulator, unsigned, signed):
 
     For AVX2 and SSSE3. One instruction adds pairs of products into words, another adds pairs of words into 32 bits.
     Words would saturate, so the top bits of the unsigned bytes are multiplied separately (-128 * 128 * 2 just fits).
-    LLVM omits one of the two multiplications if it knows that the masked bytes are zero: see `splits_dot`.
+    LLVM omits one of the two multiplications if it knows that the masked bytes are zero: see `needs_two_step_dot`.
     """
     for mask in (0x7F, 0x80):
         masked = builder.and_(unsigned, ir.Constant(u8x64.llvm, [mask] * 64))
-        words = call_in_parts(builder, widest(MULTIPLY_BYTES), ir.VectorType(I16, 32), [masked, signed])
+        words = call_on_slices(builder, select_widest(MULTIPLY_BYTES), ir.VectorType(I16, 32), [masked, signed])
         accumulator = builder.add(accumulator, multiply_words(builder, words, constant_like(words, 1)))
     return accumulator
 
@@ -431,12 +431,14 @@ def dots_in_words(builder, accumulator, pairs, largest):
 
     If 16-bit words can hold the sums over all pairs, the products are added there and widened to 32 bits only once.
     """
-    dot = dot_variant(largest)
+    dot = select_dot(largest)
     if dot is not dot_bytes or 2 * 128 * largest * len(pairs) > 0x7FFF:
         for unsigned, signed in pairs:
             accumulator = dot(builder, accumulator, unsigned, signed)
         return accumulator
-    products = [call_in_parts(builder, widest(MULTIPLY_BYTES), ir.VectorType(I16, 32), [*pair]) for pair in pairs]
+    products = [
+        call_on_slices(builder, select_widest(MULTIPLY_BYTES), ir.VectorType(I16, 32), [*pair]) for pair in pairs
+    ]
     words = reduce(builder.add, products)
     return builder.add(accumulator, multiply_words(builder, words, constant_like(words, 1)))
 
@@ -447,8 +449,8 @@ def dot_signed_bytes(builder, accumulator, x, y):
     It takes half the instructions of `dot_bytes`; y must be above -128. |x| is multiplied by y with the sign of x.
     """
     sizes = llvm_call(builder, "llvm.abs.v64i8", u8x64.llvm, [x, ir.IntType(1)(0)])
-    y = call_in_parts(builder, widest(SIGN_BYTES), u8x64.llvm, [y, x])
-    pairs = call_in_parts(builder, widest(MULTIPLY_BYTES), ir.VectorType(I16, 32), [sizes, y])
+    y = call_on_slices(builder, select_widest(SIGN_BYTES), u8x64.llvm, [y, x])
+    pairs = call_on_slices(builder, select_widest(MULTIPLY_BYTES), ir.VectorType(I16, 32), [sizes, y])
     return builder.add(accumulator, multiply_words(builder, pairs, constant_like(pairs, 1)))
 
 
@@ -466,20 +468,20 @@ def dot_generic(builder, accumulator, unsigned, signed):
 
 
 def dot_neon_mixed(builder, accumulator, unsigned, signed):
-    return call_in_parts(builder, MIXED_DOT, i32x16.llvm, [accumulator, unsigned, signed])
+    return call_on_slices(builder, MIXED_DOT, i32x16.llvm, [accumulator, unsigned, signed])
 
 
 def dot_neon_signed(builder, accumulator, x, y):
     if "dotprod" in get_lane().features:
-        return call_in_parts(builder, SIGNED_DOT, i32x16.llvm, [accumulator, x, y])
-    return in_parts(builder, dot_neon_16, 4, [accumulator, x, y])
+        return call_on_slices(builder, SIGNED_DOT, i32x16.llvm, [accumulator, x, y])
+    return map_slices(builder, dot_neon_16, 4, [accumulator, x, y])
 
 
 def dot_neon_16(builder, accumulator, x, y):
     """Add the products of 16 pairs of signed bytes to 4 lanes, for ARM CPUs without dot-product instructions."""
     sums = []
     for start in (0, 8):
-        halves = [slice_of(builder, value, start, start + 8) for value in (x, y)]
+        halves = [slice_lanes(builder, value, start, start + 8) for value in (x, y)]
         products = llvm_call(builder, "llvm.aarch64.neon.smull.v8i16", ir.VectorType(I16, 8), halves)
         sums.append(llvm_call(builder, "llvm.aarch64.neon.saddlp.v4i32.v8i16", accumulator.type, [products]))
     return builder.add(accumulator, llvm_call(builder, "llvm.aarch64.neon.addp.v4i32", accumulator.type, sums))
@@ -499,13 +501,13 @@ def dot_neon_unsigned(builder, accumulator, unsigned, signed):
 
 def multiply_words(builder, x, y):
     """Compute x[2 i] * y[2 i] + x[2 i + 1] * y[2 i + 1] of 32 signed 16-bit words each, as i32x16."""
-    if widest(MULTIPLY_WORDS):
-        return call_in_parts(builder, widest(MULTIPLY_WORDS), i32x16.llvm, [x, y])
+    if select_widest(MULTIPLY_WORDS):
+        return call_on_slices(builder, select_widest(MULTIPLY_WORDS), i32x16.llvm, [x, y])
 
-    def every_second(value, first):
-        return builder.sext(slice_of(builder, value, first, 32, 2), i32x16.llvm)
+    def select_alternate(value, first):
+        return builder.sext(slice_lanes(builder, value, first, 32, 2), i32x16.llvm)
 
-    return builder.add(*(builder.mul(every_second(x, first), every_second(y, first)) for first in (0, 1)))
+    return builder.add(*(builder.mul(select_alternate(x, first), select_alternate(y, first)) for first in (0, 1)))
 
 
 def multiply_pairs(builder, x, y):
@@ -516,12 +518,12 @@ def multiply_pairs(builder, x, y):
     return llvm_call(builder, "llvm.x86.avx2.pmadd.wd", ir.VectorType(I32, 8), [x, y])
 
 
-def multiplies_words():
+def has_fast_word_products():
     """Return whether this CPU multiplies 16-bit words fastest: AVX2 without a dot product of bytes."""
-    return dot_variant() is dot_bytes and {"avx2", "f16c"} <= get_lane().features
+    return select_dot() is dot_bytes and {"avx2", "f16c"} <= get_lane().features
 
 
-def dot_variant(largest=255):
+def select_dot(largest=255):
     """Choose the emitter of the dot product for this CPU and unsigned bytes up to `largest`."""
     features = get_lane().features
     if "neon" in features:
@@ -530,29 +532,29 @@ def dot_variant(largest=255):
         return dot_vnni_512
     if "avxvnni" in features:
         return dot_vnni_256
-    return dot_bytes if widest(MULTIPLY_BYTES) else dot_generic
+    return dot_bytes if select_widest(MULTIPLY_BYTES) else dot_generic
 
 
-def splits_dot():
+def needs_two_step_dot():
     """Return whether the dot product takes two steps, of which bytes below 128, or signed ones, need one."""
-    return dot_variant() in (dot_bytes, dot_neon_unsigned)
+    return select_dot() in (dot_bytes, dot_neon_unsigned)
 
 
-def wants_signed_codes():
+def needs_signed_codes():
     """Return whether codes should be unpacked to signed bytes, because this CPU multiplies only those."""
-    return dot_variant() is dot_neon_unsigned
+    return select_dot() is dot_neon_unsigned
 
 
-def signed_dot_variant():
+def select_signed_dot():
     """Choose the emitter of the dot product of signed bytes, the second above -128.
 
-    Return None if that of `dot_variant` is as fast.
+    Return None if that of `select_dot` is as fast.
     """
     if "neon" in get_lane().features:
         return dot_neon_signed
-    return dot_signed_bytes if splits_dot() else None
+    return dot_signed_bytes if needs_two_step_dot() else None
 
 
 def make_dot(largest):
     """Return an intrinsic (accumulator, x, y); x: unsigned bytes, at most `largest`; y: signed."""
-    return operation(i32x16, i32x16, u8x64, u8x64)(dot_variant(largest))
+    return operation(i32x16, i32x16, u8x64, u8x64)(select_dot(largest))

@@ -57,12 +57,12 @@ def splat_value(builder, vector_type, scalar):
     return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(I32, vector_type.count), None))
 
 
-def slice_of(builder, value, start, stop, step=1):
+def slice_lanes(builder, value, start, stop, step=1):
     lanes = [*range(start, stop, step)]
     return builder.shuffle_vector(value, value, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
 
 
-def shuffled(builder, x, y, order):
+def shuffle_lanes(builder, x, y, order):
     """Return the lanes `order` of two vectors of n lanes: 0 to n - 1 are x's, n to 2 n - 1 are y's."""
     return builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, len(order)), [*order]))
 
@@ -90,25 +90,25 @@ MIXED_DOT = "i8mm", 4, "llvm.aarch64.neon.usdot.v4i32.v16i8"
 SIGNED_DOT = "dotprod", 4, "llvm.aarch64.neon.sdot.v4i32.v16i8"
 
 
-def widest(variants):
+def select_widest(variants):
     return next((variant for variant in variants if variant[0] in get_lane().features), None)
 
 
-def call_in_parts(builder, variant, result, arguments):
-    """Call a variant (MULTIPLY_BYTES) of an instruction on slices of 64-byte vectors."""
+def call_on_slices(builder, variant, result, arguments):
+    """Call a variant of an instruction (see MULTIPLY_BYTES) on slices of 64-byte vectors as wide as it takes."""
     _, parts, name = variant
     part = ir.VectorType(result.element, result.count // parts)
-    return in_parts(builder, lambda builder, *values: llvm_call(builder, name, part, values), parts, arguments)
+    return map_slices(builder, lambda builder, *values: llvm_call(builder, name, part, values), parts, arguments)
 
 
-def in_parts(builder, emit, parts, arguments):
+def map_slices(builder, emit, parts, arguments):
     """Split the arguments into `parts` slices, apply `emit` to each, and concatenate the results."""
     pieces = []
     for i in range(parts):
         sizes = [value.type.count // parts for value in arguments]
         ends = [(i * size, (i + 1) * size) for size in sizes]
         pieces.append(
-            emit(builder, *(slice_of(builder, value, *end) for value, end in zip(arguments, ends, strict=True)))
+            emit(builder, *(slice_lanes(builder, value, *end) for value, end in zip(arguments, ends, strict=True)))
         )
     while len(pieces) > 1:
         lanes = ir.Constant(ir.VectorType(I32, 2 * pieces[0].type.count), [*range(2 * pieces[0].type.count)])

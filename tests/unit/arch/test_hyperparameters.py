@@ -273,7 +273,7 @@ def test_architectures_that_are_not_supported_say_why(name):
 
 
 def test_an_unknown_architecture_is_refused_by_name():
-    """It may have all of llama's keys; their meaning is unknown."""
+    """Refuse it even with all of llama's keys, whose meaning would be a guess."""
     metadata = {key.replace("llama.", "unheard."): value for key, value in METADATA.items()}
     file = SimpleNamespace(
         metadata=metadata | {"general.architecture": "unheard"},
@@ -351,7 +351,7 @@ def test_scores_of_latent_attention_grow_with_a_stretched_context(scaling, multi
     ],
 )  # fmt: skip
 def test_queries_of_published_gemmas_have_their_scale(name, layers, width, heads, length, scalar):
-    """The scalar is query_pre_attn_scalar of their config.json."""
+    """Compare with query_pre_attn_scalar of their config.json."""
     shape = {"attention__key_length": length, "attention__value_length": length, "rope__dimension_count": None}
     sizes = {"block_count": layers, "embedding_length": width, "attention__head_count": heads}
     assert of_size(name, **sizes, **shape, attention__head_count_kv=heads // 2).scale == scalar**-0.5
@@ -359,12 +359,12 @@ def test_queries_of_published_gemmas_have_their_scale(name, layers, width, heads
 
 @pytest.mark.parametrize(("layers", "windows"), [(64, [4096, 4096, 4096, None] * 16), (30, [None] * 30)])
 def test_only_the_large_exaone_4_has_windows(layers, windows):
-    """The first files of the 32B model do not say so; the 1.2B model has none."""
+    """Recognize the 32B model by its sizes, because its first files lack the key; the 1.2B model has no windows."""
     assert [*of_size("exaone4", block_count=layers).windows] == windows
 
 
 def test_rotated_layers_depend_on_windows_and_experts():
-    """Cohere also rotates layers without experts and MTP layers; others rotate where they have a window."""
+    """Rotate Cohere's layers without experts and its MTP layers, too; in other models, layers with a window."""
     windows = {"attention__sliding_window_pattern": np.array([False, True, True, True, False])}
     h = replace(of_size("cohere2moe", **windows), windows=(None, 4, None, 4, None), dense=2)
     for layers, rotated in ((5, "ry-y-"), (4, "ry-yr"), (3, "ry-rr")):
@@ -380,12 +380,12 @@ def test_rotated_layers_depend_on_windows_and_experts():
 
 
 def test_llama_4_with_128_experts_normalizes_no_queries():
-    """Maverick has 128; Scout, with 16, normalizes."""
+    """Normalize queries in Scout, with 16 experts, but not in Maverick, with 128."""
     assert [of_size("llama4", expert_count=count).normed for count in (16, 127, 128, 129)] == [True, True, False, True]
 
 
 def test_first_files_of_glm_4_7_flash_use_sigmoid_scores():
-    """They are recognized by the size of their vocabulary."""
+    """Recognize them by the size of their vocabulary."""
     routings = [of_size("deepseek2_v3", vocab, expert_gating_func=None).routing for vocab in (154879, 154880)]
     assert [routing.sigmoid for routing in routings] == [False, True]
 
@@ -411,7 +411,7 @@ def rope(dims=64, base=10000.0, factor=1.0, yarn=False, original_context=4096) -
 @pytest.mark.parametrize("factor", [1.0, 4.0])
 @pytest.mark.parametrize(("dims", "base"), [(2, 10000.0), (64, 10000.0), (128, 500000.0), (10, 1.5)])
 def test_rope_frequencies_are_powers_of_the_base(dims, base, factor):
-    """Pair i rotates by base^(-2 i / dims) per position (Su et al. 2021); interpolation divides positions."""
+    """Rotate pair i by base^(-2 i / dims) per position (Su et al. 2021); interpolation divides positions."""
     got = rope(dims, base, factor).compute_frequencies()
     expected = [math.pow(base, -2 * i / dims) / factor for i in range(dims // 2)]
     np.testing.assert_allclose(got, expected, rtol=1e-14)
@@ -464,7 +464,7 @@ def test_yarn_ends_the_ramp_at_dims_minus_1_as_llama_cpp():
 
 
 def test_removing_rope_scaling_restores_frequencies_and_magnitude():
-    """Some layers of Gemma 3 and OLMo 3 are not scaled."""
+    """Cover Gemma 3 and OLMo 3, some of whose layers are not scaled."""
     scaled = replace(rope(64, 10000.0, 8.0, True, 512), magnitude=1.2, yarn_betas=(16.0, 2.0))
     unscaled = scaled.remove_scaling(5000.0)
     np.testing.assert_array_equal(unscaled.compute_frequencies(), rope(64, 5000.0).compute_frequencies())

@@ -155,7 +155,7 @@ def test_weights_are_found_by_name_in_a_layer_or_outside(weights: Weights):
 
 
 def test_a_tensor_that_only_other_layers_have_is_refused(weights: Weights):
-    """A family may allow it by layer; a prefix has its own layers."""
+    """Accept it if the family asks by layer, or if the layers with it are those of another prefix."""
     first, second = weights.get_layer(0), weights.get_layer(1)
     for ask, name in (
         (lambda: first.get("b"), "blk.0.b.weight"), (lambda: first.get_bias("c"), "blk.0.c.bias"),

@@ -51,7 +51,7 @@ def test_map_takes_any_way_to_name_a_model(tiny: str, cli, configure, words: str
     assert (code, json.loads(out)["input"]) == (0, "Hi"), err
 
 
-def test_map_without_a_model_says_so_before_anything_else(cli, tmp_path: Path):
+def test_map_reports_a_missing_model_before_reading_input(cli, tmp_path: Path):
     (tmp_path / "empty").touch()
     code, out, err = cli("map", "nonexistent.gguf", tmp_path / "empty")
     assert (code, out) == (3, "") and err == "localllm: error: nonexistent.gguf: no such file\n"

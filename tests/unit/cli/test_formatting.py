@@ -368,7 +368,7 @@ def test_sessions_show_their_shortened_first_question(monkeypatch, length: int, 
     assert render.format_sessions() == []
 
 
-def test_stats_tell_what_was_read_from_the_disk(capsys):
+def test_stats_report_bytes_read_from_the_disk(capsys):
     times = {"total_s": 3.0, "load_s": 1.0}
     disk = {"read_bytes": 2.5e9, "waited_s": 1.25}
     report.print_stats({"answers": [], "timings": times, "disk": disk})
@@ -399,7 +399,7 @@ def test_fit_concludes_whether_a_model_fits(longest, conclusion):
 
 
 @pytest.mark.parametrize(("per_token", "experts"), [(5 * 10**9, ""), (10**9, " of experts (equally popular ones)")])
-def test_fit_tells_how_a_model_larger_than_memory_runs(per_token, experts):
+def test_fit_explains_how_a_model_larger_than_memory_runs(per_token, experts):
     disk = {"held_bytes": 3 * 10**9, "read_bytes": 2 * 10**9, "disk_gbs": 0.5, "tokens_per_s": 0.25}
     report: Any = {
         "context": 100, "longest": {"f16": 0}, "rows": [{"tokens_per_s": 9.0, "fits": False}], "disk": disk,

@@ -36,7 +36,7 @@ def test_options_and_config_override_ollamas_variables(monkeypatch, tmp_path, cl
     assert parsed("run", "m")["context"] == 99 and read_ollama_defaults("run", list_params("run")) == {}
 
 
-def test_serve_tells_what_it_uses_and_what_replaces_others(monkeypatch):
+def test_serve_lists_used_variables_and_replacements_of_ignored_ones(monkeypatch):
     assert [*iter_variable_notes({})] == []
     monkeypatch.setenv("OLLAMA_KEEP_ALIVE", "10m")
     monkeypatch.setenv("OLLAMA_ORIGINS", "*")

@@ -120,7 +120,7 @@ def test_pull_shows_checks_and_totals(pulled: Any, monkeypatch: pytest.MonkeyPat
     assert "trying again: it broke" in pulled(Pulls(("report_interruption", "it broke")))
 
 
-def test_pull_speed_ignores_what_was_already_there(pulled: Any, monkeypatch: pytest.MonkeyPatch):
+def test_pull_speed_ignores_bytes_already_downloaded(pulled: Any, monkeypatch: pytest.MonkeyPatch):
     clock = iter([0.0, 10.0, 10.0, 10.0, 10.0, 12.0, 12.0, 12.0, 12.0, 12.0])
     monkeypatch.setattr(pulling, "monotonic", lambda: next(clock, 12.0))
     shown = pulled(Pulls(("report_download", "f", 10**9, 3 * 10**9), ("report_download", "f", 2 * 10**9, 3 * 10**9)))

@@ -276,7 +276,7 @@ NO_TYPE = "unknown quantization type {}; localllm quantize --help lists the type
         for words in ("in", "in out x 8", "in out Q4_0 8 9", "in out Q4_0 x")
     ),
 ])  # fmt: skip
-def test_quantize_arguments_are_told_apart(words: str, expected: tuple[Any, ...] | str):
+def test_quantize_distinguishes_files_types_and_options(words: str, expected: tuple[Any, ...] | str):
     if isinstance(expected, str):
         with pytest.raises(UsageError, match=re.escape(expected)):
             parse_positional(tuple(words.split()))

@@ -32,7 +32,7 @@ def evaluate(llm: llama_cpp.Llama, ids: list[int], first: int) -> np.ndarray:
 
 
 def test_batches_have_the_logits_of_the_model(llm: llama_cpp.Llama):
-    """Also after a part of the sequence was removed; eval ignores these batches."""
+    """Check them after a range of the sequence was removed, too; eval ignores these batches."""
     ids = llm.tokenize(TEXT.encode())
     expected = llm.model.logits(ids)
     np.testing.assert_allclose(evaluate(llm, ids[:3], 0), expected[:3], rtol=0, atol=1e-4)

@@ -168,7 +168,7 @@ def test_rope_parameters_are_read_from_new_and_old_places():
     )
 
 
-def test_an_unsupported_kind_of_scaling_is_refused():
+def test_an_unsupported_rope_scaling_type_is_refused():
     linear = {"rope_type": "linear", "factor": 4.0}
     assert rope(rope_scaling=linear).metadata == {"freq_base": 10000.0, "scaling.type": "linear", "scaling.factor": 4.0}
     assert "linear is not supported" in refused(rope, ("yarn",), rope_scaling=linear)
@@ -318,7 +318,7 @@ def test_reading_a_small_file_refuses_large_and_unreadable_ones(tmp_path: Path, 
     (["consolidated.safetensors", "x.gguf"], "the weights are in Mistral's own layout"),
     (["x.gguf"], "there is no model.safetensors; name the GGUF file itself"),
 ])  # fmt: skip
-def test_a_folder_without_weights_is_told_why(tmp_path: Path, names: list[str], expected: str):
+def test_a_folder_without_weights_is_refused_with_the_reason(tmp_path: Path, names: list[str], expected: str):
     for name in names:
         (tmp_path / name).touch()
     reason = safetensors_files.describe_missing_weights(tmp_path)
@@ -407,7 +407,9 @@ def test_the_format_of_a_checkpoint_is_that_of_most_matrices(formats: list[str],
     ({"a": 0, "b": 2}, "a b", "the ids of the vocabulary must run from 0 to 1"), ({}, "a b", "must have a vocabulary"),
     ({"a": 0}, None, "must have a vocabulary with merges"), ([], "a b", "expected a JSON object"),
 ])  # fmt: skip
-def test_words_of_clip_are_read_from_either_kind_of_file(tmp_path: Path, vocab: Any, merges: str | None, problem: str):
+def test_clip_vocabularies_are_read_from_either_tokenizer_file(
+    tmp_path: Path, vocab: Any, merges: str | None, problem: str
+):
     (tmp_path / "vocab.json").write_text(json.dumps(vocab))
     if merges is not None:
         (tmp_path / "merges.txt").write_text(merges)

@@ -190,7 +190,7 @@ def test_tensors_other_than_pairs_are_refused_by_name(tmp_path, llama, name):
 
 
 def test_the_base_models_own_output_matrix_is_left_out(tmp_path, llama):
-    """PEFT saves it beside an adapter of lm_head."""
+    """Ignore the copy that PEFT saves beside an adapter of lm_head."""
     pairs, shape = random_pairs(shapes_of("llama"), ["lm_head.weight"]), shapes_of("llama")["lm_head.weight"]
     own = {"lm_head.base_layer.weight": np.ones(shape), "lm_head.base_layer.bias": np.ones(shape[:1])}
     folder = write_adapter(tmp_path / "a", pairs, others=own)
@@ -205,7 +205,7 @@ def test_the_base_models_own_output_matrix_is_left_out(tmp_path, llama):
     ("lfm2_moe", "model.layers.1.feed_forward.experts.2.w3", "model.layers.1.feed_forward.experts.2.up_proj"),
 ])  # fmt: skip
 def test_modules_named_differently_from_their_tensors_are_converted(tmp_path, variant, stored, module):
-    """PEFT names tensors after transformers' modules, not after the checkpoint's tensors."""
+    """Map PEFT's names, which are those of transformers' modules, to the checkpoint's tensors."""
     base = open_base(tmp_path / "base", variant)
     ((_, pair),) = random_pairs(shapes_of(variant), [f"{stored}.weight"]).items()
     write_json(write_adapter(tmp_path / "a", {f"{stored}.weight": pair}) / "config.json", facts(variant)["config"])

@@ -101,7 +101,7 @@ def test_a_line_of_many_unknown_names_is_cut_short(tmp_path: Path):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_settings_written_by_transformers_are_all_known(tmp_path: Path, variant: str):
+def test_every_setting_written_by_transformers_is_recognized(tmp_path: Path, variant: str):
     assert not [line for line in open_folder(written(tmp_path, variant)).warnings if "not known here" in line]
 
 
@@ -113,7 +113,9 @@ def test_settings_written_by_transformers_are_all_known(tmp_path: Path, variant:
     ("tokenizer_config", {"chat_template": 5}, "tokenizer_config.json: chat_template is 5: ignored"),
     ("tokenizer_config", {"unk_token": 0}, "tokenizer_config.json: unk_token is 0: ignored"),
 ])  # fmt: skip
-def test_values_of_another_kind_are_named(tmp_path: Path, file: str, settings: dict[str, Any], expected: str):
+def test_settings_of_a_wrong_type_are_named_in_the_error(
+    tmp_path: Path, file: str, settings: dict[str, Any], expected: str
+):
     folder = write_checkpoint(tmp_path / "model")
     path = folder / f"{file}.json"
     write_json(path, (json.loads(path.read_text()) if path.exists() else {}) | settings)

@@ -62,7 +62,7 @@ def check(derived: DerivedSource, expected: np.ndarray) -> None:
 @pytest.mark.parametrize(("turned", "order"), [
     (0, [0, 4, 1, 5, 2, 6, 3, 7]), (8, [0, 4, 1, 5, 2, 6, 3, 7]), (4, [0, 2, 1, 3, 4, 5, 6, 7]), (2, [*range(8)]),
 ])  # fmt: skip
-def test_to_pairs_interleaves_the_halves_of_heads(turned: int, order: list[int]):
+def test_rope_pair_conversion_interleaves_the_halves_of_heads(turned: int, order: list[int]):
     array = numbers(16, 3)
     check(to_pairs(source(array), 8, turned), array.reshape(2, 8, 3)[:, order].reshape(16, 3))
 

@@ -189,7 +189,7 @@ def test_an_alpha_of_0_means_a_factor_of_1(llama, tmp_path):
     ({"adapter.lora.alpha": "high"}, "adapter.lora.alpha must be a number (found 'high')"),
     ({"adapter.lora.alpha": float("nan")}, "adapter.lora.alpha must be a number (found nan)"),
 ])  # fmt: skip
-def test_metadata_of_another_kind_is_refused(llama, tmp_path, metadata, message):
+def test_adapter_metadata_of_a_wrong_type_is_refused(llama, tmp_path, metadata, message):
     adapter = random_adapter(llama, ["blk.0.attn_q.weight"])
     path = write_adapter(adapter, tmp_path / "a.gguf", **{"alpha": 1.0, **metadata})
     with pytest.raises(ModelError) as refused:

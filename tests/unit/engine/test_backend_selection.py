@@ -193,7 +193,7 @@ def test_encoders_run_on_the_cpu_only(made):
     ("wanted", "free", "layers"),
     [("all", 65, 4), (4, 65, 4), (9, 65, 4), (2, 45, 2), ("auto", 44, 1), ("auto", 35, 1), ("auto", 999, 4)],
 )
-def test_as_many_layers_as_fit_are_placed_on_a_card(wanted, free, layers):
+def test_placement_gives_a_card_all_layers_that_fit(wanted, free, layers):
     needed = GpuSizes([10, 10, 10, 30], 5)
     assert select_layer_count("a card", needed, wanted, MARGIN + free) == layers
     for more, room, message in (("all", 64, "4 layers need 0.0 GB of GPU memory"), (9, 64, "4 layers need 0.0 GB"),
@@ -535,7 +535,7 @@ def model_with(**parts: Any) -> Model:
 def test_a_batch_takes_the_memory_that_weights_leave(
     monkeypatch, free: int, memory: int | None, bytes_per_token: int, places: int
 ):
-    """No more than the given memory is used; at least one answer is computed in any case."""
+    """Use no more than the available memory, except for the first answer."""
     monkeypatch.setattr(batch, "Scheduler", lambda *arguments: arguments)
     monkeypatch.setattr(system_memory, "get_available_memory", lambda: free)
     monkeypatch.setattr(reading, "compute_max_prefill_tokens", lambda parameters: f"chunk of {parameters}")
@@ -582,7 +582,7 @@ def test_a_model_closes_its_parts_unless_it_was_forked(monkeypatch, forked: bool
 
 
 def test_logits_are_computed_by_a_sequence_that_is_always_closed():
-    """Diffusion models compute the whole prompt at once."""
+    """Compute the whole prompt at once in diffusion models."""
     calls: list[Any] = []
 
     def append(ids: Any, which: str, kernel_tokens: int) -> str:

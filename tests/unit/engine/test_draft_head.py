@@ -144,7 +144,7 @@ def guessed(engine: Engine, sequence, ids: list[int], guesses: int = 0) -> np.nd
 
 @pytest.mark.parametrize("name", NAMES)
 def test_drafts_in_numpy_agree_with_llama_cpp(name, tmp_path):
-    """The error is at most 4e-12 (measured)."""
+    """Accept the measured error, 4e-12."""
     made = with_head(name)[1] if name in HEADS else with_guess(name)
     with np.load(GUESSES) as golden:
         assert str(golden[f"{name} digest"]) == made.digest(), "record it anew: scripts/record/record_guesses.py"
@@ -189,7 +189,7 @@ def test_a_follower_reads_on_demand_or_when_it_lags_far_behind(path, engine, mon
 
 
 def test_rejected_drafts_leave_no_trace(path, engine):
-    """Hidden states of truncated tokens must not be used for others at their positions."""
+    """Never use hidden states of truncated tokens for other tokens at their positions."""
     ids, wrong = text(40), text(6, seed=2)
     sequence = engine.sequence()
     engine.attach_draft_head(sequence)
@@ -491,7 +491,7 @@ def shown(*numbers: float) -> np.ndarray:
 
 
 def test_a_follower_pairs_each_token_with_the_hidden_state_before(monkeypatch):
-    """Behind its own drafts it reads its own hidden states."""
+    """Use the head's own hidden states after its own drafts."""
     head = Told()
     follower = head.create_follower(0)
     follower.on_hidden_states(0, np.array([1, 2, 3]), shown(10, 20, 30))
@@ -557,7 +557,7 @@ def test_a_follower_runs_by_itself_when_it_lags(monkeypatch, late):
 
 
 def test_a_follower_splits_long_inputs_and_maps_reduced_vocabularies(monkeypatch):
-    """Only the last run computes logits."""
+    """Compute logits in the last run only."""
     monkeypatch.setattr(guess_head, "BATCH", 2)
     for count, wanted in ((1, [1]), (2, [1]), (3, [0, 1]), (4, [0, 1]), (5, [0, 0, 1])):
         head = Told()

@@ -309,7 +309,7 @@ def test_a_missing_output_matrix_is_the_embedding(opened, file):
 @pytest.mark.parametrize("axis", [0, -1])
 @pytest.mark.parametrize("name", [*EVERY_TENSOR, "output.weight"])
 def test_tensors_of_wrong_shapes_are_refused(opened, file, name, axis, grow):
-    """Kernels check nothing: a matrix of another size would make them read other memory."""
+    """Check shapes before the kernels, which check nothing and would read other memory."""
     shape = list(file.tensors[name].shape)
     shape[axis] += grow
     change(file, name, np.ones(shape))
@@ -324,7 +324,7 @@ def test_tensors_of_wrong_dimensions_are_refused(opened, file, name):
 
 
 def test_a_residual_stream_of_another_width_is_refused(opened, file):
-    """Every matrix fits the next, but not the stream that it is added to."""
+    """Write matrices that fit each other, but not the stream to which their result is added."""
     change(file, "blk.1.attn_output.weight", np.ones((2 * WIDTH, WIDTH)))
     change(file, "blk.1.ffn_norm.weight", np.ones(2 * WIDTH))
     for name in ("gate", "up"):
@@ -394,7 +394,7 @@ def test_metadata_that_do_not_fit_the_tensors_are_refused(opened, file, changes)
 
 
 def test_the_vocabulary_size_must_match_the_embedding(opened, file):
-    """Two metadata keys may state it, or none."""
+    """State it in two metadata keys, in one or in none."""
     del file.metadata["llama.vocab_size"]
     assert opened().vocab_size == 268
     tokens, file.metadata["tokenizer.ggml.tokens"] = file.metadata["tokenizer.ggml.tokens"], ["a"] * 300
@@ -414,7 +414,7 @@ def test_the_vocabulary_size_must_match_the_embedding(opened, file):
     ids=repr,
 )  # fmt: skip
 def test_an_unknown_tensor_is_refused(opened, file, name):
-    """No tensor is ignored: the model would compute something, but not what was meant."""
+    """Ignore no tensor, because the model would then compute something else than was trained."""
     change(file, name, np.ones(WIDTH))
     if name == "blk.0.attn_norm.bias":  # or it is another layer's that is missing
         change(file, "blk.1.attn_norm.bias", np.ones(WIDTH))
@@ -511,7 +511,7 @@ def test_wide_float_rows_in_large_batches_agree_with_the_reference(format):
 
 
 def test_both_ends_of_a_long_prompt_are_computed_exactly(model_path):
-    """They run before and behind the others; with all logits, only the beginning does."""
+    """Run them before and after the fast runs; with all logits, only the beginning."""
     engine, exact = (
         open_engine(model_path("llama-Q8_0"), context=1024),
         open_engine(model_path("llama-Q8_0"), backend="reference"),

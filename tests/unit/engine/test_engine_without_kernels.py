@@ -308,7 +308,7 @@ def test_a_shift_at_the_end_of_the_stored_tokens_rotates_nothing(engine):
 
 
 def test_dropping_an_image_shifts_by_its_positions(engine):
-    """They are fewer than its rows."""
+    """Shift by fewer positions than the image has rows."""
     seen = ImageEmbedding(b"grid", np.zeros((6, 2), np.float32), np.array([[0, row // 3, row % 3] for row in range(6)]))
     engine.register_image(seen)
     for keep, distance in ((0, PAGE - 3), (10, PAGE)):

@@ -161,7 +161,7 @@ def test_an_image_in_a_short_prompt_is_not_encoded_again(tmp_path, cli):
 
 @pytest.mark.parametrize("name", ["gemma3", "qwen25vl", "qwen35"])
 def test_a_conversation_with_an_image_continues_in_another_process(tmp_path, name):
-    """Only the new question runs, though answers were decoded token by token."""
+    """Run only the new question, even though answers were decoded token by token."""
     path, question, said = written(tmp_path, name), build_messages("What is this? " * 9, ONE), [5, 6, 7, 8]
 
     def goes_on(prompt: list[int], earlier: int, model: localllm.Model) -> tuple[int, np.ndarray]:
@@ -227,7 +227,7 @@ def test_chunks_end_where_runs_end_and_after_the_last_tile():
 
 
 def test_projector_fingerprints_cover_weights_pillow_and_modules(tmp_path, monkeypatch):
-    """The order in which the system lists modules must not matter."""
+    """List modules in another order, which must not matter."""
     for name in ("a.py", "b.py", "c.txt"):
         (tmp_path / name).write_text(name, encoding="utf-8")
     known = {"fingerprint": b"projector", "state": "state"}
@@ -258,7 +258,7 @@ def test_projector_fingerprints_cover_weights_pillow_and_modules(tmp_path, monke
 
 
 def test_model_fingerprints_cover_weights_operations_and_code(monkeypatch):
-    """The order in which the system lists files must not matter."""
+    """List files in another order, which must not matter."""
     tensor = SimpleNamespace(format=SimpleNamespace(name="F32"), shape=(2,), data=np.arange(8, dtype=np.uint8))
     file, known = SimpleNamespace(tensors={"a": tensor}), {"folder": "code", "tiles": False}
     monkeypatch.setattr(fingerprints, "get_object_folder", lambda: SimpleNamespace(name=known["folder"]))

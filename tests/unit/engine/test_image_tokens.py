@@ -93,7 +93,7 @@ def test_whole_and_grid_images_agree_with_the_reference(opened, name):
 
 
 def test_text_behind_a_grid_continues_at_its_positions(opened):
-    """A grid of 3 x 5 rows takes 5 positions, so that text behind it is rotated as if 10 rows were missing."""
+    """Expect 5 positions for a grid of 3 x 5 rows, so that the text after it is rotated as if 10 rows were missing."""
     engine, embedded = opened("qwen2vl", "reference")
     seen = ImageEmbedding(b"grid", embedded[FIRST:LAST], GRID)
     assert seen.position_count == 5
@@ -269,7 +269,7 @@ def test_the_last_end_is_that_of_a_run_or_an_image(parts, end):
 
 
 def test_runs_do_not_end_within_an_image():
-    """Rows behind the last end run again."""
+    """Run rows after the last end again."""
     for before, rows, length, end in (
         (3, 4, 5, 0),
         (3, 4, 6, 0),

@@ -113,7 +113,7 @@ def check(path: Path, length: int, known: int | None = None, **options) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_another_process_finds_the_prefix_for_every_type_of_layer(model_path, name: str):
-    """Windows are stored at the end only, and states at snapshots."""
+    """Store windows only at the end, and recurrent states at snapshots."""
     known = (
         2 * BATCH
         if name in ("gemma3", "gemma4", "llama4", "dots3note", "qwen35", "mamba2", "deepseek4", "qwen4exp_blocks")
@@ -143,7 +143,7 @@ def test_prompts_of_every_length_give_the_same_bits_from_the_cache(tiny: Path, l
 @pytest.mark.sampled
 @pytest.mark.slow
 def test_a_real_model_answers_the_same_from_the_cache(shared):
-    """Long runs round activations to 8 bits, and short ones to 16."""
+    """Cover long runs, which round activations to 8 bits, and short ones, which round to 16."""
     path = shared / "models" / "smollm2-135m-instruct-q4_1.gguf"
     text = (shared / "text" / "tinyshakespeare.txt").read_text()[:2200]
     answers = []
@@ -183,7 +183,7 @@ def test_a_turn_continues_where_the_last_one_ended(tiny: Path):
 
 
 def test_windows_are_stored_at_the_end_of_long_prompts(model_path):
-    """Layers with a window have given back most pages by then."""
+    """Store them although windowed layers have given back most pages by then."""
     path = model_path("gemma3")
     ids = tokens(5 * BATCH + 10)
     in_new_process(path, ids)
@@ -427,7 +427,7 @@ def test_nothing_is_written_to_a_full_disk(tiny: Path, folder: Path, monkeypatch
 
 @pytest.mark.parametrize("later", [256, 512])
 def test_runs_end_at_the_same_positions_for_all_prompts(later: int):
-    """They are at most BATCH tokens apart."""
+    """Expect them at most BATCH tokens apart."""
     runs, ends = RunPlan(later), [0]
     while ends[-1] < 4000:
         ends.append(runs.find_next_end(ends[-1]))
@@ -439,7 +439,7 @@ def test_runs_end_at_the_same_positions_for_all_prompts(later: int):
 
 
 def test_long_prompts_run_from_multiples_of_512_or_a_turns_end():
-    """Tokens computed in 8 bits are not used for a prompt that runs in 16."""
+    """Never reuse tokens computed in 8 bits for a prompt that runs in 16."""
     fake = FakeEngine(300, lambda tokens: 1, 5000)
     sequences = PrefixCache(fake)
 
@@ -517,7 +517,7 @@ def test_run_stores_prompts_that_cache_lists_and_clears(warm: Path, environment,
 
 
 def test_the_answer_ends_before_the_prefix_is_written(warm: Path, environment, tmp_path):
-    """stdout ends before the first file exists, however slow the disk; Ctrl-C ends the writing."""
+    """Close stdout before the first file exists, however slow the disk; let Ctrl-C end the writing."""
     slow = "import time\nfrom localllm.files import safe_file\nsync = safe_file.SafeFile.sync\n"
     slow += "def slowly(self):\n    time.sleep(90)\n    sync(self)\nsafe_file.SafeFile.sync = slowly\n"
     slow += "from localllm.cli.main import main\nmain()"
@@ -630,7 +630,7 @@ class Written:
 
 
 def test_a_waiting_prefix_is_replaced_by_a_later_one(monkeypatch):
-    """One thread writes one prefix at a time; all sequences are closed in the end."""
+    """Write one prefix at a time in one thread, and close all sequences in the end."""
     store = Written(monkeypatch)
     assert not store.kept.is_writing
     store.keep("a")
@@ -678,7 +678,7 @@ def test_samples_of_a_tensor_cover_its_beginning_middle_and_end():
 
 
 def test_descriptions_are_equal_for_equal_operations_only():
-    """The order of arguments does not matter; another value, type or shape does."""
+    """Ignore the order of arguments, but neither values, types nor shapes."""
     x, y = Activation(ALL, 4), Activation(WANTED, 6)
     operations = [Elementwise((), x, "embed", {"b": 2, "a": 1}), Elementwise((x, x), y, "add", {})]
     assert describe_operations(operations) == [

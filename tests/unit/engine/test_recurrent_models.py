@@ -165,7 +165,7 @@ def test_forks_of_a_truncated_sequence_continue_from_there(engine):
 
 
 def test_rejected_drafts_run_few_tokens_again(engine, monkeypatch):
-    """As in speculation, some of several tokens are kept."""
+    """Accept some of several tokens, as speculation does."""
     ids, read = tokens(300), []
     sequence = engine.sequence()
     sequence.append(ids[:200], "none")
@@ -206,7 +206,7 @@ def test_an_interrupted_run_does_not_change_a_sequence(engine, monkeypatch):
 
 @pytest.mark.parametrize("failure", [MemoryLimitError, KeyboardInterrupt])
 def test_tokens_to_run_again_survive_a_failed_run(engine, monkeypatch, failure):
-    """They are among the sequence's tokens already. Memory may end for another sequence of the run."""
+    """Keep them among the sequence's tokens if another sequence of the run finds no memory."""
     ids = tokens(100)
     sequences = engine.sequence(), engine.sequence()
     for sequence in sequences:

@@ -166,7 +166,7 @@ def test_shifting_a_sequence_without_its_first_windows_runs_it_again(opened, mod
 
 
 def test_an_interrupted_shift_keeps_the_tokens(opened, tmp_path):
-    """They run again, whatever has become of the keys until then."""
+    """Run them again, however many keys were rotated before."""
     engine = opened(write_tiny_model(tmp_path / "tiny.gguf", context=1024))
     sequence, alone = shifted(engine, 0, 0), engine.sequence()
     turn = engine.backend.rotate_keys
@@ -290,7 +290,7 @@ def test_rotations_of_keys_are_recognized_through_later_operations(said: Said, p
 
 
 def test_states_with_rotated_keys_are_those_that_an_operation_fills(said: Said, product: Activation):
-    """Keys of attention and of key selection count."""
+    """Include the keys of attention and of key selection."""
     keys = said("rope", product, rope=NEOX, divisors=None)
     states = [PagedState(number, 2, 32, 32) for number in range(4)]
     said("attend", product, keys, product, state=states[0], choices=None)

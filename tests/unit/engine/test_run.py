@@ -25,7 +25,7 @@ from tests.unit.engine.trace.test_recorder import x
 
 @pytest.mark.parametrize(("precise", "most"), [(True, 128), (False, 1)])
 def test_a_header_lists_the_tokens_and_positions_of_sequences(precise, most):
-    """Queries are rotated by positions; keys are stored at offsets."""
+    """Rotate queries by positions; store keys at offsets."""
     header, logits = RunHeader(9), np.zeros((3, 4), np.float32)
     store = SimpleNamespace(addresses=(101, 102, 103))
     other = SimpleNamespace(addresses=(201, 202, 203))
@@ -59,7 +59,7 @@ def test_few_tokens_are_counted_below_a_limit(tokens):
 
 @pytest.mark.parametrize(("precise", "tokens", "most"), [(True, 3, 128), (True, 130, 135), (False, 130, 128)])
 def test_a_header_lists_texts_on_pages_of_their_own(precise, tokens, most):
-    """Tokens behind the first of a pair have another token type."""
+    """Give the second text of a pair another token type."""
     header, rows, pages = RunHeader(200), np.zeros((3, 4), np.float32), np.arange(10, 20)
     texts = [TextSpan(np.array([7, 8]), 1), TextSpan(np.arange(tokens), tokens), TextSpan(np.array([4, 5, 6]), 2)]
     header.describe_texts(texts, pages, rows, precise)
@@ -98,7 +98,7 @@ def test_runs_end_at_multiples_of_their_length():
 # ---- memory ---------------------------------------------------------------------------------------------------------
 
 
-def test_failing_to_reserve_memory_says_what_to_do(monkeypatch):
+def test_a_failed_memory_reservation_suggests_a_smaller_context(monkeypatch):
     calls = []
 
     def refuse(*given):
@@ -140,7 +140,7 @@ def test_failing_to_reserve_memory_says_what_to_do(monkeypatch):
 
 
 def test_a_cache_reserves_as_many_contexts_as_memory_allows(monkeypatch):
-    """Without attention, positions cost nothing."""
+    """Reserve the maximum without attention, where positions cost no memory."""
     states, sizes, limits = [PagedState(0, 1, 16, 16)], [], []
     one = (2 * 16 * 4) * PAGE
 
@@ -210,7 +210,7 @@ def test_quantizing_is_merged_into_the_step_before_if_rows_match(maker, group, b
 
 @pytest.mark.parametrize("on_cpu", [0, 1])
 def test_gpu_and_cpu_layers_have_their_own_caches_and_share_activations(monkeypatch, on_cpu):
-    """Activations that cross lie in the host's memory."""
+    """Expect activations that cross between them in the host's memory."""
     module, calls = "localllm.engine.cuda.backend", {}
 
     def keep(name, value=None):

@@ -60,7 +60,7 @@ def test_running_sequences_together_changes_no_bit(model_path, name):
 
 
 def test_tiles_of_long_runs_change_no_bit_wherever_they_begin(model_path):
-    """A tile of several tokens in 8 bits must not let them change each other."""
+    """Check that tokens of a tile in 8 bits do not change each other."""
     with closing(open_engine(model_path("llama-Q4_K_M"), context=512)) as engine:
         ids = random_ids(engine, 400)
         whole = read(engine, ids, [400], 400)

@@ -227,7 +227,7 @@ def test_a_full_cache_is_an_error_that_keeps_all_sequences(path):
 
 
 def test_a_run_that_fails_halfway_returns_its_pages(path):
-    """Of two sequences the first has its pages already when there are none for the second."""
+    """Let the first of two sequences get its pages before the second finds none."""
     engine = Engine(GGUFFile.open(path), EngineOptions(1, 5 * PAGE, "f32"))
     room = engine.get_cache_usage()[1] // PAGE
     others = [engine.sequence() for _ in range(room // 5 - 1)]

@@ -89,7 +89,7 @@ def test_rows_depend_on_every_patch_and_on_no_other_picture(tmp_path):
 
 
 def test_reading_a_picture_takes_the_lock(tmp_path):
-    """One program's buffers hold one picture."""
+    """Read one picture at a time, because a program's buffers hold only one."""
     _, reader = opened(tmp_path, "idefics3")
     (shown, *_) = reader.family.prepare(reader.hyperparameters, picture((64, 64))).pictures
     free, reader.lock = reader.lock, TakenLock()
@@ -101,7 +101,7 @@ def test_reading_a_picture_takes_the_lock(tmp_path):
 
 
 def test_streamed_weights_leave_memory_and_give_the_same_rows(tmp_path, monkeypatch):
-    """Only what several stages share may stay mapped."""
+    """Allow only weights that several stages share to stay mapped."""
     wide = {"layers": 3, "width": 384, "hidden": 768, "side": 64, "patch": 16}
     file, reader = opened(tmp_path, "idefics3", **wide)
     rows = reader.read(picture((64, 64)))
@@ -171,7 +171,7 @@ def test_gemma_3_resizes_to_one_square(tmp_path):
     ],
 )  # fmt: skip
 def test_gemma_3_adds_crops_of_long_pictures(tmp_path, size, sides):
-    """The borders are those of transformers 5.23 (pan_and_scan_batched)."""
+    """Compare the borders with those of transformers 5.23 (pan_and_scan_batched)."""
     _, reader = opened(tmp_path, "gemma3")
     h, shown = reader.hyperparameters, picture(size)
     panned, whole = reader.family.prepare_crops(h, shown), reader.family.prepare(h, shown)
@@ -376,7 +376,7 @@ def refused(tmp_path: Path, name: str, changed: dict, message: str) -> None:
     ],
 )
 def test_qwen_2_5_resizes_to_multiples_of_28_and_pads_with_black(tmp_path, size, wanted, bars):
-    """Between 8 and 4096 squares of 28 pixels are used."""
+    """Expect 8 to 4096 squares of 28 pixels."""
     _, reader = opened(tmp_path, "qwen25vl")
     white = Image.new("RGB", size, (255, 255, 255))
     prepared = reader.family.prepare(reader.hyperparameters, white)
@@ -399,7 +399,7 @@ def test_qwen_2_5_resizes_to_multiples_of_28_and_pads_with_black(tmp_path, size,
     ],
 )
 def test_internvl_cuts_up_to_12_tiles_and_adds_the_whole(tmp_path, size, grid, bars):
-    """A picture no larger than a tile is not cut."""
+    """Leave a picture whole if it is no larger than a tile."""
     _, reader = opened(tmp_path, "internvl")
     white = Image.new("RGB", size, (255, 255, 255))
     prepared = reader.family.prepare(reader.hyperparameters, white)
@@ -427,7 +427,7 @@ def test_lfm2_cuts_tiles_of_the_nearest_shape_and_adds_a_thumbnail(tmp_path, siz
 
 
 def test_lfm2_resizes_small_pictures_to_whole_squares(tmp_path):
-    """At least 64 squares of 64 pixels are filled."""
+    """Expect at least 64 squares of 64 pixels."""
     _, reader = opened(tmp_path, "lfm2")
     for size, wanted in (((131, 90), (640, 448)), ((1000, 700), (1024, 704)), ((1024, 2000), (704, 1408))):
         prepared = reader.family.prepare(reader.hyperparameters, Image.new("RGB", size, (255, 255, 255)))
@@ -437,7 +437,7 @@ def test_lfm2_resizes_small_pictures_to_whole_squares(tmp_path):
 
 
 def test_pixtral_ends_each_line_of_rows_with_a_break(tmp_path):
-    """The picture becomes whole squares of 28 pixels; the last line has no break."""
+    """Resize the picture to whole squares of 28 pixels; expect no break after the last line."""
     file, reader = opened(tmp_path, "mistral3")
     prepared = reader.family.prepare(reader.hyperparameters, picture((131, 90)))
     (shown,) = prepared.pictures
@@ -450,7 +450,7 @@ def test_pixtral_ends_each_line_of_rows_with_a_break(tmp_path):
 
 
 def test_windows_of_qwen_2_5_cover_every_patch_once(tmp_path):
-    """They are 8 x 8 patches, in order, and smaller at the edges."""
+    """Expect windows of 8 x 8 patches, in order, smaller at the edges."""
     _, reader = opened(tmp_path, "qwen25vl")
     h = reader.hyperparameters
     assert h.find_window_ends((6, 20)).tolist() == [48, 96, 120] and h.find_window_ends((8, 8)).tolist() == [64]

@@ -94,7 +94,7 @@ def programs(monkeypatch) -> list[Program]:
 
 
 def test_a_picture_runs_through_tower_and_projection(programs):
-    """The first picture compiles both programs."""
+    """Compile both programs for the first picture."""
     reader = VisionEncoder.__new__(VisionEncoder)
     reader.hyperparameters = h = SimpleNamespace(
         path="mmproj.gguf", compute_grid=lambda picture: f"grid of {picture}",
@@ -154,7 +154,7 @@ def test_a_program_gives_its_memory_back_even_if_it_fails(fails):
 
 @pytest.mark.parametrize(("rows", "pages"), [(64, 1), (65, 2)])
 def test_a_program_has_memory_for_all_rows(monkeypatch, rows, pages):
-    """Layers share the memory of their keys."""
+    """Share the memory of keys between layers."""
     calls = []
     part = trace_program(lambda b, weights, h, x: x, file(), H, rows, 4)
     monkeypatch.setattr(pictures, "RunCache", lambda *given: calls.append(given) or "cache")

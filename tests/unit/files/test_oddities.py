@@ -79,7 +79,7 @@ def require_runs(cli, path: Path, *expected: str) -> dict[str, str]:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("case", METADATA)
-def test_odd_metadata_is_told_and_ignored(odd: Wrong, cli, case: str):
+def test_irregular_metadata_causes_a_warning_and_is_ignored(odd: Wrong, cli, case: str):
     changes, expected = METADATA[case]
     require_runs(cli, odd.write(changes), expected)
 
@@ -98,7 +98,7 @@ def test_tensors_of_other_parts_are_ignored_and_copied(odd: Wrong, cli, names: l
 
 
 @pytest.mark.parametrize("name", ["v", "w.blk.0.attn_q.weight", "mtpx.weight", "audio.weight", "blk.0.v.weight"])
-def test_tensors_of_no_known_part_are_refused(odd: Wrong, cli, name: str):
+def test_tensors_of_unknown_modules_are_refused(odd: Wrong, cli, name: str):
     code, _, err = cli("run", odd.write(tensors={name: ONES}), "-p", "Hi", "-n", "1")
     assert code == 3 and f"tensor {name}" in err
 
@@ -121,7 +121,7 @@ def test_ignored_metadata_is_not_written_again(odd: Wrong, cli):
     assert metadata["general.version"] == 3
 
 
-def test_oddities_are_told_at_every_start(odd: Wrong, cli):
+def test_irregularities_cause_a_warning_at_every_start(odd: Wrong, cli):
     """Tell them also where a check is remembered."""
     path = odd.write(T("merges", [*MERGES, "h h"]) | T("mask_token_id", 300))
     for _ in range(2):
@@ -177,7 +177,7 @@ def test_inspect_lists_oddities_in_json(odd: Wrong, cli):
 
 
 def test_a_table_of_too_few_tensors_is_refused(odd: Wrong, cli):
-    """With one row less than there are, all weights would be read from a wrong place."""
+    """Remove one row of the table, which would shift the offsets of all weights."""
     data = odd.valid.read_bytes()
     (count,) = struct.unpack_from("<Q", data, 8)
     for lost in range(1, 4):

@@ -126,7 +126,7 @@ def test_a_kill_leaves_nothing_behind(function: str, call: int, tmp_path: Path):
     assert (tmp_path / "x").read_text() == "old" and len(list(tmp_path.iterdir())) == 1
 
 
-def test_links_are_followed(way: str, tmp_path: Path):
+def test_writing_through_a_link_changes_its_target(way: str, tmp_path: Path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("folder/file")
     with SafeFile(tmp_path / "link") as file:

@@ -153,7 +153,7 @@ def test_dropped_lines_are_removed_from_the_file(tmp_path, monkeypatch, can_repl
         (b"[1]\n", [], 1), (b'{"id": 1}\n\n', [], 2), (b'{"x": 1}\n', [], 1), (b"[" * 99_999 + b"\n", [], 1),
     ],
 )  # fmt: skip
-def test_a_torn_last_line_goes_and_other_files_stay(tmp_path, data, records, wrong):
+def test_an_incomplete_last_line_is_removed_and_other_files_stay(tmp_path, data, records, wrong):
     path = tmp_path / "x.jsonl"
     path.write_bytes(data)
     if wrong:
@@ -383,7 +383,7 @@ FIELDS = {
         ),
     ],
 )  # fmt: skip
-def test_metadata_of_another_kind_or_range_are_refused(ask, answer):
+def test_metadata_of_a_wrong_type_or_range_is_refused(ask, answer):
     """Check both ends of each range, and the message for others."""
     fields = MetadataReader({f"llama.{name}": value for name, value in FIELDS.items()}, "llama.", "m.gguf")
     if isinstance(answer, str) and " (found " in answer:

@@ -59,7 +59,7 @@ def test_texts_are_scored_by_the_sum_of_their_tokens(model: localllm.Model):
 
 
 def test_measurements_use_16_bit_activations_for_any_prompt_length(model: localllm.Model):
-    """Agree with runs short enough for 16 bits; 8 bits are used only on request."""
+    """Compare with runs short enough for 16 bits; 8 bits are used only on request."""
     ids = model.tokenize("Each model is a file of weights, and each prompt is read by it in runs. " * 20)[:330]
     with closing(model.sequence()) as sequence:
         rows = np.concatenate([sequence.append(ids[first : first + 33], "all") for first in range(0, 330, 33)])

@@ -43,7 +43,7 @@ def test_log_probabilities_are_those_of_the_prompt(model: localllm.Model):
     assert scores.perplexity == pytest.approx(np.exp(-scores.logprob / len(expected)))
 
 
-def test_scores_become_tables(model: localllm.Model):
+def test_token_scores_are_rendered_as_tables(model: localllm.Model):
     scores = model.logprobs("a|b", top=1)
     assert repr(scores).startswith(f"TextScores({len(scores)} tokens, logprob=")
     lines = scores._repr_markdown_().splitlines()

@@ -294,7 +294,7 @@ def test_a_request_beyond_the_context_fails_alone():
     assert [type(one.error) for one in asked] == [ContextError, type(None)]
 
 
-def test_after_stop_only_running_answers_continue():
+def test_a_stopped_scheduler_continues_only_running_answers():
     asked = [request([2 + number], max_tokens=20) for number in range(5)]
     with closing(Scheduler(Paged(random_table(1, ending=-9.0)), Letters(), asked, parallel=2)) as batch:
         finished = []
@@ -304,7 +304,7 @@ def test_after_stop_only_running_answers_continue():
     assert {id(one) for one in finished} == {id(asked[0]), id(asked[1])}
 
 
-def test_after_stop_a_preempted_answer_finishes():
+def test_a_stopped_scheduler_finishes_a_preempted_answer():
     """Press Ctrl-C while an answer waits for memory: it continues as it would have."""
     asked = [request([2 + number] * 60, max_tokens=150, seed=1) for number in range(5)]
     finished, row = [], random_table(4, ending=-9.0)
@@ -319,7 +319,7 @@ def test_after_stop_a_preempted_answer_finishes():
     assert [one.answers[0].tokens for one in begun] == [alone(one, row, 1, 512).tokens for one in begun]
 
 
-def test_after_stop_no_request_begins():
+def test_a_stopped_scheduler_begins_no_request():
     asked = [request([2 + number], max_tokens=1) for number in range(2)]
     with closing(Scheduler(Paged(random_table(1, ending=-9.0)), Letters(), asked, parallel=1)) as batch:
         finished_steps = [some for some in batch if batch.stop() is None]

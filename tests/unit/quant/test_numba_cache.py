@@ -46,7 +46,7 @@ def test_a_cache_folder_that_cannot_be_written_is_not_used(tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_cache_folder_that_others_can_write_is_not_used(tmp_path: Path):
-    """Numba reads pickles there."""
+    """Refuse it, because Numba reads pickles from it."""
     assert run(tmp_path) == "[15360, 49152] 0"
     (folder,) = (tmp_path / "quant").iterdir()
     folder.chmod(0o777)

@@ -125,7 +125,7 @@ def test_plans_are_those_of_llama_quantize(case: str, name: str):
     ids=str,
 )
 def test_models_shaped_like_llama_2_70b_get_better_values(model: dict, is_70b: bool):
-    """Their attn_v is small: recipes of 3 and 4 bits give it 5 bits, by architecture as in llama.cpp."""
+    """Give their small attn_v 5 bits in recipes of 3 and 4 bits, depending on the architecture as in llama.cpp."""
     values = {f"blk.{layer}.attn_v.weight": (256, 1024) for layer in range(80)}
     for name, usual in (("Q3_K_S", "Q3_K"), ("Q4_K_S", "Q4_K")):
         plan = planned(RECIPES[name], facts(**model), values)

@@ -110,7 +110,7 @@ def test_dora_is_merged_as_into_the_checkpoint(tmp_path, variant, scale):
 
 
 def test_several_dora_adapters_are_merged_one_after_another(tmp_path):
-    """The norms are those of the base model's matrices, not of what others have changed."""
+    """Use the norms of the base model's matrices, not of matrices that other adapters have changed."""
     names = list_layer_matrices("llama", "q_proj", "up_proj")
     check_merged(tmp_path, "llama", [(DoraAdapter("llama", names, seed), 1.0 - seed / 4) for seed in range(3)])
 

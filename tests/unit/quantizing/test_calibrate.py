@@ -166,7 +166,7 @@ def test_shrunk_moments_lie_between_the_measured_and_their_diagonal():
 
 
 def test_feedback_is_off_where_it_does_not_help():
-    """The two halves of the inputs have nothing in common."""
+    """Use inputs whose two halves have nothing in common."""
     generator = np.random.default_rng(0)
     halves = [(generator.normal(size=(40, 2)) @ generator.normal(size=(2, 256))).astype("f4") for _ in range(2)]
     assert Hessian(halves, 256).choose_damping("Q4_K", weights(32, 256)) == DAMPINGS[-1]
@@ -315,7 +315,7 @@ def test_default_calibration_texts_have_a_name():
 
 
 def test_a_matrix_is_calibrated_on_the_outputs_of_encoded_layers(model: Path, text: Path, tmp_path: Path, monkeypatch):
-    """Inputs of the second layer are those of a model whose first layer is encoded."""
+    """Compare the second layer's inputs with those of a model whose first layer is encoded."""
     met = {}
     encode_with = CalibratedMatrices._encode
 
@@ -605,7 +605,7 @@ def test_a_text_is_read_in_evenly_spread_chunks(numbering: Any, tokens: int, con
 
 
 def test_texts_too_short_for_a_chunk_are_refused(numbering: Any):
-    """In the mixture some may be."""
+    """Accept some of them in the built-in mixture of texts."""
     with pytest.raises(UsageError, match=r"^511: "):
         load_chunks(numbering, ["600", "511"], 4096)
     with pytest.raises(UsageError, match=r"^every document has fewer than 6 tokens$"):
@@ -859,7 +859,7 @@ def test_invalid_sizes_are_refused(options: list[str], message: str, model: Path
 
 
 def test_each_stage_counts_to_its_end(model: Path, text: Path, tmp_path: Path):
-    """An embedding that is only read is written, not calibrated."""
+    """Write an embedding that is only looked up; do not calibrate it."""
     asked = QuantizeRequest(RECIPES["Q4_0"], texts=[str(text)])
     plan, reported = make_plan(open_source(str(model)), asked), dict[str, list[tuple[int, int]]]()
     stage = lambda stage, done, total, name: reported.setdefault(stage, []).append((done, total))  # noqa: E731

@@ -86,7 +86,7 @@ def test_edited_keys_keep_their_order_and_new_ones_come_last(model: Path, cli):
 
 
 def test_a_header_that_fits_is_changed_in_place_and_can_be_restored(model: Path, cli):
-    """Only the header is written; the old one is stored beside the file."""
+    """Write the header only; store the old one beside the file."""
     before, node = model.read_bytes(), model.stat().st_ino
     code, out, _ = cli("edit", model, "--set-metadata", "general.name=Tiny Tesx")
     assert code == 0 and model.stat().st_ino == node and "model.gguf.header" in out

@@ -117,7 +117,7 @@ def test_squares_of_experts_are_added_to_their_own_sums(call, columns):
 @pytest.mark.sampled
 @pytest.mark.parametrize("variant", ["qwen3moe", "llama4", "deepseek3"])
 def test_experts_get_the_sums_of_their_own_rows(variant: str, tmp_path: Path):
-    """The reference also gives one row of sums and a count of tokens for each expert."""
+    """Expect one row of sums and a token count for each expert from the reference, too."""
     model = converted(variant, tmp_path)
     tokens, collected = np.random.default_rng(0).integers(3, 250, 90), {}
     for backend in ("cpu", "reference"):
@@ -156,7 +156,7 @@ OF_EXPERTS = {
 
 
 def test_importance_of_experts_agrees_with_llama_imatrix(tmp_path: Path):
-    """Each expert has a row and a count, which quantize uses."""
+    """Expect a row and a count for each expert, which `quantize` uses."""
     model, out, text = converted("qwen3moe", tmp_path), tmp_path / "m.imatrix", tmp_path / "text.txt"
     text.write_text((SUPPORT / "prose.txt").read_text(encoding="utf-8")[:3000], encoding="utf-8")
     invoke("imatrix", model, text, "-o", out, "--chunks", "3", "--ctx-size", "128")
@@ -525,7 +525,7 @@ def test_imatrix_adds_to_files_and_merges_them(cli, tmp_path, tiny, text):
 
 
 def test_progress_continues_at_the_chunk_of_the_interruption(monkeypatch):
-    """Four of ten chunks are done."""
+    """Interrupt after four of ten chunks."""
     shown: list[str] = []
     monkeypatch.setattr(command.ProgressLine, "show", lambda line, text: shown.append(text))
     command.collect_with_progress(

@@ -210,7 +210,7 @@ def test_embedding_rows_are_rounded_unless_they_make_the_logits(done: Any):
 
 
 def test_a_checkpoint_is_opened_as_a_file_with_values_of_vectors_only():
-    """Matrices are read when they are needed."""
+    """Read matrices only when they are needed."""
     vector, matrix = Numbered("v", 4), Numbered("m", 3, 32, before="Q4_0")
     vector.data = np.arange(4, dtype=np.float32).reshape(1, 4)
     source: Any = SimpleNamespace(path="folder", metadata={"a": 1}, tensors=[vector, matrix])
@@ -315,7 +315,7 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> Any:
     ("guessing", "kept"), [(0, ("token_embd.weight",)), (1, ("output.weight", "token_embd.weight"))]
 )
 def test_folds_are_traced_at_the_longest_chunk(reading: Any, guessing: int, kept: tuple[str, ...]):
-    """An MTP layer also reads the logits' matrix."""
+    """Include an MTP layer, which also reads the output matrix."""
     reading._hyperparameters.mtp_layers = guessing
     operations, tensors, held = reading.find_folds()
     assert (len(operations), tensors, held) == (4, "tensors", kept)

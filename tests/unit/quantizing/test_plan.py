@@ -54,7 +54,7 @@ def plan(path: Path, recipe: str, **request: Any) -> quantize_plan.QuantizePlan:
     ((2, 1, 2, 4), 100, [(0, 2), (2, 4)]),
 ])  # fmt: skip
 def test_weights_are_encoded_in_ranges_of_rows(shape, chunk, ranges, monkeypatch):
-    """A range has at least one row and does not cross matrices of a stack."""
+    """Expect at least one row per range, and no range across matrices of a stack."""
     monkeypatch.setattr(quantize_plan, "CHUNK_WEIGHTS", chunk)
     assert job("x", "Q8_0", "Q8_0", shape=shape).divide_rows() == ranges
 
@@ -345,7 +345,7 @@ class NamedPlan(str):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_calibrated_plan_is_folded_then_encoded_and_written(steps: list[Any], monkeypatch, fails: bool):
-    """Encoded matrices are kept until the file exists."""
+    """Keep encoded matrices until the file exists."""
 
     class Calibration:
         key = "key"

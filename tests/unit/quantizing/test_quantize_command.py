@@ -104,7 +104,7 @@ def test_arrays_are_traced_to_their_memory_map(tmp_path: Path):
 
 
 def test_releasing_rows_releases_their_pages_in_the_file(tmp_path: Path, monkeypatch):
-    """Arrays outside a file have none."""
+    """Accept arrays outside a file, which have no such pages."""
     released = []
     monkeypatch.setattr(source.memory, "release_pages", lambda *place: released.append(place))
     file = GGUFFile.open(write_model(tmp_path / "m.gguf"))
@@ -160,7 +160,7 @@ def test_one_progress_covers_scales_types_and_checks(model: Path, monkeypatch, c
 
 
 def test_the_time_left_follows_the_pace_of_each_stage():
-    """At first shares of stages are assumed; skipped stages do not count."""
+    """Assume each stage's share at first; ignore skipped stages."""
     now = [100.0]
     stages = StageEstimator({"scales": 1.0, "matrices": 6.0, "writing": 1.0}, lambda: now[0])
     stages.update("scales", 0, 4)

@@ -92,7 +92,7 @@ def test_an_included_or_excluded_weight_that_matches_nothing_warns(model: Path, 
 
 
 def test_a_dry_run_refuses_what_the_run_refuses(model: Path, cli, monkeypatch):
-    """With the same code and message, and writing nothing."""
+    """Expect the same exit code and message, and no file."""
     link, folder = model.with_name("link.gguf"), model.parent / "nowhere"
     os.symlink(model, link)
     (model.with_name("notes.gguf")).write_text("mine")
@@ -180,7 +180,7 @@ def test_templates_that_do_not_compile_are_written_with_a_warning_each(tmp_path:
 
 
 def test_a_source_that_changes_while_it_is_read_is_refused(model: Path, tmp_path: Path):
-    """Nothing is written, whatever the command, and an older output stays."""
+    """Write nothing, whatever the command, and keep an older output."""
     from localllm.quantizing.plan import QuantizeRequest, make_plan
     from localllm.quantizing.quantize import find_type, open_source, quantize_model
     from localllm.quantizing.rewrite import plan_split, write_files
@@ -209,7 +209,7 @@ def test_a_source_that_changes_while_it_is_read_is_refused(model: Path, tmp_path
 
 
 def test_pruning_layers_renumbers_the_others(model: Path, cli):
-    """The layer count is written as llama-quantize does, and where."""
+    """Write the layer count as llama-quantize does, at the same position."""
     out = model.with_name("out.gguf")
     assert cli("quantize", model, out, "COPY", "--prune-layers", "0")[0] == 0
     before, after = GGUFFile.open(model), GGUFFile.open(out)

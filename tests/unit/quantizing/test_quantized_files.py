@@ -49,7 +49,7 @@ def test_a_file_has_the_planned_formats_and_the_weights(recipe: str, model: Path
 
 
 def test_experts_are_encoded_one_by_one(model: Path, tmp_path: Path):
-    """Ranges do not cross from one matrix of a stack to the next."""
+    """Let no range cross from one matrix of a stack to the next."""
     got = quantized(model, tmp_path / "x.gguf", "Q8_0").tensors["blk.1.ffn_gate_exps.weight"].data
     for expert, weights in enumerate(arrays()["blk.1.ffn_gate_exps.weight"]):
         np.testing.assert_array_equal(got[expert], encode("Q8_0", weights))
@@ -72,7 +72,7 @@ def own_importance(weights: np.ndarray) -> np.ndarray:
 
 
 def test_the_logits_matrix_is_weighted_by_its_own_columns(model: Path, tmp_path: Path):
-    """Also a tied embedding, but not one whose rows are only looked up."""
+    """Weight a tied embedding too, but not one whose rows are only looked up."""
     output, embedding = "output.weight", "token_embd.weight"
     tied = write_model(tmp_path / "tied.gguf", {name: array for name, array in arrays().items() if name != output})
     for path, name, counts in ((model, output, True), (model, embedding, False), (tied, embedding, True)):

@@ -75,7 +75,7 @@ def test_folds_cover_rows_of_fused_matrices_and_grouped_heads(shared: Path):
 
 @pytest.mark.parametrize("kind", FOLDED)
 def test_a_scaled_model_computes_the_same_logits(shared: Path, tmp_path: Path, kind: str):
-    """Powers of two lose nothing unless floats leave their range."""
+    """Scale by powers of two, which lose nothing while floats stay in range."""
     (tmp_path / "text.txt").write_text(TEXT)
     source = open_source(str(shared / f"goldens/arch/{kind}.gguf"))
     request = QuantizeRequest(RECIPES["Q4_0"], allow_requantize=True, texts=[str(tmp_path / "text.txt")])
@@ -147,7 +147,7 @@ def test_activations_round_exactly_at_the_largest_value_and_zero():
 
 
 def test_a_folded_source_scales_rows_and_columns():
-    """Columns are multiplied, rows and values of vectors divided, also in each matrix of a stack."""
+    """Multiply columns, and divide rows and vectors, also in each matrix of a stack."""
     shapes = {"norm": (4,), "up": (6, 4), "stack": (2, 6, 4), "free": (2, 4)}
     tensors: dict[str, Any] = {name: job_of(name, *shape).tensor for name, shape in shapes.items()}
     for each in tensors.values():
@@ -218,7 +218,7 @@ class Judge:
 @pytest.mark.parametrize("best", [0, 4, 8])
 @pytest.mark.parametrize(("error", "gains"), [(0.96, True), (0.97, True), (0.99, False), (1.0, False)])
 def test_the_best_scales_are_taken_if_they_gain(best: int, error: float, gains: bool):
-    """They must save one part in a hundred of the error, in two matrices of which one loses nothing."""
+    """Require that they save a hundredth of the error, in two matrices of which one loses nothing."""
     one = Judge([1, 2, 3, 6], [[1, 2, 1, 0], [1, 0, 1, 2]], best, error)
     other = Judge([40, 20, 10, 10], [[5, 1, 1, 1]], best, 1.0)
     scales = search_scales(ScaleFold(2, (), (), 1, 2), [one, other])
@@ -237,7 +237,7 @@ def test_the_best_scales_are_taken_if_they_gain(best: int, error: float, gains: 
 
 
 def test_scales_are_powers_of_inputs_and_weights():
-    """Their geometric mean is one."""
+    """Expect a geometric mean of one."""
     met, weighed = np.array([16.0, 1.0]), np.array([1.0, 16.0])
     np.testing.assert_allclose(compute_scales(met, weighed, 0.5, 0.0), [2**0.5, 2**-0.5], rtol=1e-6)
     np.testing.assert_allclose(compute_scales(met, weighed, 0.5, 0.25), [2**0.75, 2**-0.75], rtol=1e-6)
@@ -313,7 +313,7 @@ def test_matrices_without_encoding_output_or_inputs_are_not_measured():
 
 
 def test_a_fold_is_measured_after_all_its_matrices(monkeypatch):
-    """Matrices count once; a fold that gains nothing has no scales."""
+    """Count each matrix once; expect no scales for a fold that gains nothing."""
     searches, progress = list[Any](), list[Any]()
     scales = {"a": np.full(32, 2, np.float32), "c": None}
 
@@ -365,7 +365,7 @@ def test_measured_scales_are_concatenated_for_all_folds(monkeypatch):
 
 
 def test_measured_scales_are_stored_for_the_next_run(monkeypatch, tmp_path: Path):
-    """They depend on the types of the recipe alone, not on those that a plan chooses."""
+    """Store them by the recipe's types alone, not by those that a plan chooses."""
     calls, measured = list[Any](), list[Any]()
     jobs = [job_of("a", 8, 32), job_of("b", 8, 32, format="F16"), job_of("odd", 8, 32, before="I32")]
     folds = [ScaleFold(2, (), ("a",)), ScaleFold(1, (), ("a",)), ScaleFold(3, (), ("a",))]

@@ -169,7 +169,7 @@ def small_disk(tmp_path: Path):
 
 @pytest.mark.skipif(not shutil.which("mount") or os.name != "posix", reason="needs mount")
 def test_a_small_file_system_leaves_the_old_file(model: Path, small_disk: Path, monkeypatch):
-    """It is full before the start, or in the middle after the system has promised more."""
+    """Fill it before the start, or in the middle after the system has promised more."""
     (small_disk / "x.gguf").write_text("old")
     with pytest.raises(LocalllmError, match="bytes needed"):
         quantized(model, small_disk / "x.gguf", "F16")
@@ -258,7 +258,7 @@ def test_the_percentage_is_shown_on_narrow_terminals(columns: int, monkeypatch, 
 @pytest.mark.slow
 @posix
 def test_a_terminal_sees_progress_that_disappears(tmp_path: Path):
-    """A dumb one sees the last line only."""
+    """Show a dumb terminal the last line only."""
     model, out = write_tiny_model(tmp_path / "m.gguf"), tmp_path / "x.gguf"
     for term in ("xterm", "dumb"):
         shown = Terminal("quantize", str(model), str(out), "Q8_0", "--force", TERM=term)
@@ -270,7 +270,7 @@ def test_a_terminal_sees_progress_that_disappears(tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_kill_at_random_moments_leaves_the_old_or_new_file(tmp_path: Path):
-    """The moments range from before the first import to the end."""
+    """Kill it at moments from before the first import to the end."""
     model = write_tiny_model(tmp_path / "m.gguf")
     folder = tmp_path / "out"
     folder.mkdir()

@@ -157,7 +157,7 @@ def test_metrics_count_requests_and_tokens():
 
 
 def test_embeddings_of_a_model_run_one_after_the_other():
-    """Its memory is planned for one run."""
+    """Run them in sequence, because memory is planned for one run."""
     inside, most = 0, 0
 
     def work() -> None:

@@ -172,7 +172,7 @@ def test_a_pull_of_a_local_model_succeeds(served: Served):
 @pytest.mark.parametrize(("method", "path", "way"), [
     ("POST", "push", "this server does not publish models"), ("POST", "blobs/sha256:0", "this server takes no files"),
 ])  # fmt: skip
-def test_what_sends_files_is_refused(served: Served, method: str, path: str, way: str):
+def test_requests_that_send_files_are_refused(served: Served, method: str, path: str, way: str):
     reply = served.ask(method, f"/api/{path}", b'{"model": "other"}', {"Content-Type": "application/json"})
     assert reply.status == 501 and reply.json["error"].startswith(way)
 

@@ -203,7 +203,7 @@ def test_prompts_that_cannot_fit_are_refused_at_once():
     (["." * 9, "a" * 20, "A" * 20, "b" * 20, "B" * 20, "c" * 22], 2, 5), (["a", "A", "b" * 71], 1, 2),
     (["a", "A", "b", "B", "c", "C" * 69, "d"], 3, 6), ([".", "a" * 70, "b"], 1, 2),
 ])  # fmt: skip
-def test_as_few_turns_as_necessary_are_dropped(texts: list[str], dropped: int, left: int):
+def test_no_more_turns_than_necessary_are_dropped(texts: list[str], dropped: int, left: int):
     """Reserve an eighth of the context: 70 of 80 tokens may be prompt. Keep the system message."""
     it, parse_messages = make_stream(drops_turns=True), say(*texts)
     fitting = it._build_truncated_request(parse_messages)

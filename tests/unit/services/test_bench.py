@@ -35,7 +35,7 @@ from localllm.errors import UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.cpu import PEAK_CHAINS, PEAK_PRODUCTS
 from localllm.kernels.reference import ReferenceCache
-from localllm.kernels.simd import dot_bytes, dot_variant
+from localllm.kernels.simd import dot_bytes, select_dot
 from localllm.services import bench
 from localllm.services.bench import Bench, BenchResult, SpeedTestRunner, SpeedTestSpec, plan_tests
 from localllm.services.inspection.inspect import MatrixCosts
@@ -403,7 +403,7 @@ def test_peak_operations_are_those_of_the_fastest_pass(monkeypatch):
     monkeypatch.setattr(limits, "has_tiles", lambda: False)
     assert measure_peak_operations(2) == 2 * 8 * 7 * PEAK_PRODUCTS / 2
     sums = memories[0].reshape(8, -1)[:, 128 : 128 + 64 * PEAK_CHAINS]
-    in_words = dot_variant() is dot_bytes  # two products each, otherwise four in a number of 32 bits
+    in_words = select_dot() is dot_bytes  # two products each, otherwise four in a number of 32 bits
     assert {*sums.view(np.int16 if in_words else np.int32).flat} == {0x0101 + 7 * 2 if in_words else 0x01010101 + 7 * 4}
     monkeypatch.setattr(limits, "get_lane_name", lambda: "portable")
     assert measure_peak_operations(2) is None

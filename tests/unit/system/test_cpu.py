@@ -108,7 +108,7 @@ def test_a_processor_is_identified_by_its_first_entry(tmp_path: Any, monkeypatch
 
 @pytest.mark.parametrize(("known", "count"), [(None, 1), (1, 1), (6, 6)])
 def test_cores_are_counted_with_little_information(known: int | None, count: int, monkeypatch: pytest.MonkeyPatch):
-    """Also for several processor groups of Windows and systems without affinity."""
+    """Cover several processor groups of Windows, and systems without affinity."""
     monkeypatch.setattr(cpu.os, "cpu_count", lambda: known)
     monkeypatch.setattr(cpu, "read_windows_cores", lambda: b"")
     with monkeypatch.context() as patch:

@@ -181,7 +181,7 @@ def test_folders_follow_the_conventions_of_each_system(
 
 
 def test_only_one_process_holds_a_name(monkeypatch, tmp_path):
-    """Also where a locked file represents it."""
+    """Check it also where a locked file represents the name."""
     for system in {sys.platform} | ({"darwin"} if sys.platform != "win32" else set()):
         monkeypatch.setattr(sys, "platform", system)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

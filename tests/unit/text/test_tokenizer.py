@@ -620,7 +620,7 @@ def test_hostile_metadata_is_refused_in_one_line(changes: dict, message: str):
 
 
 def test_missing_byte_tokens_do_no_harm():
-    """SmolLM, for example, has no token for the bytes 4 and 255."""
+    """Use a vocabulary like SmolLM's, which has no token for the bytes 4 and 255."""
     metadata = byte_level(["a b", "a b"], [("ab", NORMAL)])
     metadata["tokenizer.ggml.tokens"] = [*BYTE_PIECES[:4], *BYTE_PIECES[5:], "ab"]
     del metadata["tokenizer.ggml.token_type"]
@@ -648,7 +648,7 @@ def test_a_vocabulary_without_most_bytes_is_refused():
         Tokenizer.from_metadata(metadata)
 
 
-def test_from_file_reads_a_vocabulary_without_tensors(tmp_path: Path):
+def test_tokenizers_read_a_vocabulary_file_without_tensors(tmp_path: Path):
     def string(text: str) -> bytes:
         return struct.pack("<Q", len(text.encode())) + text.encode()
 

@@ -71,14 +71,14 @@ def make_unpack_rows(format_name):
 def spread_scales(builder, values, run, octet):
     """Spread the scales of octet `octet` of runs `run` and run + 1 over 16 lanes, 8 weights each."""
     each = values.type.count // 8 if values.type.count > 2 else 1  # scales per run
-    return simd.shuffled(
+    return simd.shuffle_lanes(
         builder, values, values, [(run + i) * each + octet * each // 4 for i in (0, 1) for _ in range(8)]
     )
 
 
 def convert_codes(builder, codes, run, octet):
     vector, first = (codes[octet], 8 * run) if len(codes) == 4 else (codes[0], 16 * octet)
-    return builder.uitofp(simd.slice_of(builder, vector, first, first + 16), simd.f32x16.llvm)
+    return builder.uitofp(simd.slice_lanes(builder, vector, first, first + 16), simd.f32x16.llvm)
 
 
 def store_runs(builder, octets, place, low):
@@ -96,7 +96,7 @@ def store_runs(builder, octets, place, low):
     for (x, y), address in parts:
         x, y = (builder.bitcast(value, ir.VectorType(simd.I64, 8)) for value in (x, y))
         for i in (0, 1):
-            row = simd.shuffled(builder, x, y, [2 * i + half + 4 * part for part in range(4) for half in (0, 1)])
+            row = simd.shuffle_lanes(builder, x, y, [2 * i + half + 4 * part for part in range(4) for half in (0, 1)])
             simd.store_value(builder, builder.add(address, simd.I64(i * TILE)), row)
 
 

@@ -224,11 +224,11 @@ def narrow_pair(builder, x, y):
     if "avx512bf16" in get_lane().features:
         name, result = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", ir.VectorType(BFloat(), 32)
         return builder.bitcast(simd.llvm_call(builder, name, result, [y, x]), PAIR)
-    return simd.shuffled(builder, simd.narrow_bf16(builder, x), simd.narrow_bf16(builder, y), [*range(32)])
+    return simd.shuffle_lanes(builder, simd.narrow_bf16(builder, x), simd.narrow_bf16(builder, y), [*range(32)])
 
 
 def compute_rounding_errors(builder, rounded_pair, x, y):
-    halves = (simd.widen_bf16(builder, simd.slice_of(builder, rounded_pair, 16 * i, 16 * i + 16)) for i in (0, 1))
+    halves = (simd.widen_bf16(builder, simd.slice_lanes(builder, rounded_pair, 16 * i, 16 * i + 16)) for i in (0, 1))
     return narrow_pair(builder, *(builder.fsub(value, half) for value, half in zip((x, y), halves, strict=True)))
 
 
@@ -241,10 +241,10 @@ def make_store_pair(has_low, order):
     @simd.operation(None, int64, int64, simd.f32x16, simd.f32x16)
     def store_pair(builder, address, low, x, y):
         high = narrow_pair(builder, x, y)
-        simd.store_value(builder, address, simd.shuffled(builder, high, high, order))
+        simd.store_value(builder, address, simd.shuffle_lanes(builder, high, high, order))
         if has_low:
             rest = compute_rounding_errors(builder, high, x, y)
-            simd.store_value(builder, builder.add(address, low), simd.shuffled(builder, rest, rest, order))
+            simd.store_value(builder, builder.add(address, low), simd.shuffle_lanes(builder, rest, rest, order))
 
     return store_pair
 

@@ -34,7 +34,7 @@ LOWEST = float32(-1e30)
 
 @device
 def fill(address, count, value):
-    """Set `count` floats, a multiple of 16, to a value."""
+    """Set `count` float32 at an address to one value; count: a multiple of 16."""
     for i in range(0, count, 16):
         simd.store_f32x16(address + i * 4, simd.splat_f32x16(value))
 
@@ -80,8 +80,8 @@ def find_selected_bits(a, token, kv_head):
 
 
 @device
-def sees_none(a, token, kv_head):
-    """Return whether selection is on but selected no key for a token, which happens if scores are NaN."""
+def has_no_selected_key(a, token, kv_head):
+    """Return whether key selection is on but selected no key for a token, because its scores are NaN."""
     if load_argument(a, ATTEND.chosen) == 0:
         return False
     bits, position = (
@@ -99,7 +99,9 @@ def start_with_sinks(a, first, rows, group, kv_head, states):
     """Reset the states of rows to the heads' sinks, or a token's sum to NaN if no key was selected for it."""
     for r in range(rows):
         sink = simd.load_f32(load_argument(a, ATTEND.sinks) + (kv_head * group + (first + r) % group) * 4)
-        simd.store_f32(states + r * 128, simd.NAN if sees_none(a, (first + r) // group, kv_head) else float32(1.0))
+        simd.store_f32(
+            states + r * 128, simd.NAN if has_no_selected_key(a, (first + r) // group, kv_head) else float32(1.0)
+        )
         fill(states + r * 128 + 64, 16, sink * LOG2_E)
 
 
@@ -136,7 +138,7 @@ load_few_queries, load_many_queries = make_load_queries(True), make_load_queries
 
 
 @device
-def sees_any_key(a, first, rows, group, kv_head, key, count):
+def has_visible_key(a, first, rows, group, kv_head, key, count):
     """Return whether any of the rows sees any of `count` keys, by selection and `period`, not by windows."""
     period = load_argument(a, ATTEND.period)
     if (key + count) // period == key // period:
@@ -282,7 +284,7 @@ def make_unit(load_key, load_value, many):
         while key < end:
             count, k, v = min(most - key % most, end - key), keys + place * key_bytes, values + place * value_bytes
             place = find_slot(table, key + count) if key + count < end else place
-            if not sees_any_key(a, first, rows, group, kv_head, key, count):
+            if not has_visible_key(a, first, rows, group, kv_head, key, count):
                 key += count
                 continue
             if few:

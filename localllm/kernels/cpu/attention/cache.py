@@ -80,7 +80,7 @@ def store_q8_0(head, x, head_dim):
     for d in range(0, head_dim, 32):
         block = head + d // 32 * 34
         low, high = load_block_of_32(x, d, head_dim, float32(0.0))
-        scale = simd.largest_size_f32x16(low, high) / float32(127.0)
+        scale = simd.max_magnitude_f32x16(low, high) / float32(127.0)
         simd.store_f16(block, scale if scale < HALF_LIMIT else simd.NAN)
         inverse = simd.reciprocal_f32x16(
             simd.max_f32x16(simd.load_splat_f16x16(block), simd.splat_f32x16(SMALLEST_SCALE))
@@ -144,7 +144,7 @@ def make_symmetric(block_bytes, centre, store_codes):
         for d in range(0, head_dim, 32):
             block = head + d // 32 * block_bytes
             low, high = load_block_of_32(x, d, head_dim, float32(0.0))
-            size = simd.largest_size_f32x16(low, high)
+            size = simd.max_magnitude_f32x16(low, high)
             scale = size / (-centre if simd.largest_f32x16(simd.max_f32x16(low, high)) == size else centre)
             simd.store_f16(block, scale if abs(scale) < HALF_LIMIT else simd.NAN)
             stored_scale, middle = simd.load_splat_f16x16(block), simd.splat_f32x16(centre)
@@ -170,7 +170,7 @@ def make_with_minimum(block_bytes, top, store_codes):
         for d in range(0, head_dim, 32):
             block = head + d // 32 * block_bytes
             low, high = load_block_of_32(x, d, head_dim, simd.load_f32(x + d * 4))
-            is_lost = not (simd.largest_size_f32x16(low, high) < HALF_LIMIT)
+            is_lost = not (simd.max_magnitude_f32x16(low, high) < HALF_LIMIT)
             lowest = -simd.largest_f32x16(-simd.min_f32x16(low, high))
             scale = (simd.largest_f32x16(simd.max_f32x16(low, high)) - lowest) / top
             simd.store_f16(block, simd.NAN if is_lost else scale)
@@ -208,7 +208,7 @@ def store_iq4_nl(head, x, head_dim):
     for d in range(0, head_dim, 32):
         block = head + d // 32 * 18
         low, high = load_block_of_32(x, d, head_dim, float32(0.0))
-        size = simd.largest_size_f32x16(low, high)
+        size = simd.max_magnitude_f32x16(low, high)
         first = size / float32(-127.0 if simd.largest_f32x16(simd.max_f32x16(low, high)) == size else 127.0)
         inverse = float32(1.0) / first if abs(first) > TINY else float32(0.0)
         low, high = low * simd.splat_f32x16(inverse), high * simd.splat_f32x16(inverse)

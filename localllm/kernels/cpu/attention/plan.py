@@ -29,18 +29,18 @@ def find_first_visible(position, window, chunked):
 
 @device
 def find_visible_begin(a, sequence):
-    """Return the first position that tokens of a sequence see.
+    """Return the first position that a sequence's tokens may see.
 
-    It is 0 in cross-attention, else the encoder's length.
+    In cross-attention this is 0, otherwise the length of the encoder's output.
     """
     return 0 if load_argument(a, PLAN.cross_attention) == 1 else load_argument(sequence, SEQUENCE.encoded)
 
 
 @device
 def find_visible_end(a, sequence):
-    """Return the end of the positions that a sequence's tokens see.
+    """Return the position after the last one that a sequence's tokens may see.
 
-    In cross-attention it is the end of the encoder's positions.
+    In cross-attention this is the length of the encoder's output, otherwise that of the sequence.
     """
     return load_argument(sequence, SEQUENCE.encoded if load_argument(a, PLAN.cross_attention) == 1 else SEQUENCE.length)
 

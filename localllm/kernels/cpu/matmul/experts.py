@@ -145,8 +145,8 @@ def choose_experts(a, scores, ranks, given_experts, chosen, weights):
 
 
 @device
-def choose_nothing(a, chosen, weights):
-    """Write NaN weights, and arbitrary experts, for a token with a logit that is not finite."""
+def write_nan_choice(a, chosen, weights):
+    """Write NaN weights and arbitrary experts for a token that has a non-finite logit."""
     for i in range(load_argument(a, ROUTE.used)):
         simd.store_i64(chosen + i * 8, i)
         simd.store_f32(weights + i * 4, simd.NAN)
@@ -166,7 +166,7 @@ def route(a, part, parts, thread):
         chosen, weights = load_argument(a, ROUTE.chosen) + t * used * 8, load_argument(a, ROUTE.weights) + t * used * 4
         logits = load_argument(a, ROUTE.logits) + t * load_argument(a, ROUTE.stride)
         if not score_all(a, logits, scores):
-            choose_nothing(a, chosen, weights)
+            write_nan_choice(a, chosen, weights)
             continue
         rank_all(a, logits, scores, ranks)
         if load_argument(a, ROUTE.groups) > 1:
@@ -197,7 +197,7 @@ def round_up_rows(count):
 
 @device
 def place_experts(a):
-    """List the experts that have rows, and replace their counts in next_rows by their first rows."""
+    """List the experts that have rows, and replace each count in next_rows by the index of the expert's first row."""
     active, first = load_argument(a, PLAN_EXPERTS.active), 0
     for e in range(load_argument(a, PLAN_EXPERTS.experts)):
         place = load_argument(a, PLAN_EXPERTS.next_rows) + e * 8

@@ -51,7 +51,7 @@ def make_rounding(load_16, width):
         largest, is_finite = float32(0), True
         for i in range(0, columns, 32):
             other = min(i + 16, columns - 16)
-            size = simd.largest_size_f32x16(load_16(x + i * width), load_16(x + other * width))
+            size = simd.max_magnitude_f32x16(load_16(x + i * width), load_16(x + other * width))
             largest, is_finite = max(largest, size), is_finite and size < simd.INFINITY
         step, inverse = largest / LARGEST, LARGEST / largest if largest > 0 else float32(0)
         for i in range(0, columns, 16):

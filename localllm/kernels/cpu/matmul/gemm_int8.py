@@ -26,7 +26,7 @@ from localllm.kernels.cpu.matmul import tiles
 from localllm.kernels.cpu.signature import device, inlined, load_argument
 from localllm.kernels.table import LINEAR_QUANTIZED as LINEAR
 
-BYTE_OFFSET = 0 if simd.signed_dot_variant() else 128
+BYTE_OFFSET = 0 if simd.select_signed_dot() else 128
 TOP = 126.0  # the byte of the largest weight; rounding then never exceeds 127
 POINT = 5  # fraction bits
 PLANE = 256.0  # the unit of the activations' high plane
@@ -48,7 +48,7 @@ def make_unpack(format):
     """
     codes_of, scales, minimums = format.codes, format.scales, format.minimums or format.scales
     vector = simd.f32x8 if format.sub_block == 32 else simd.f32x16
-    rescale = make_rescale(format, vector, types.UniTuple(simd.u8x64, 4), 8)
+    rescale = make_requantize(format, vector, types.UniTuple(simd.u8x64, 4), 8)
     group_bytes, skip, has_chunks = format.group_bytes, 1024 // get_scale_span(format), format.chunk is not None
     unpack_chunk = make_unpack_chunk(format) if has_chunks else None
 
@@ -68,7 +68,7 @@ def make_unpack(format):
 def make_unpack_chunk(format):
     codes_of, scales = format.chunk.codes, format.chunk.scales
     minimums = format.chunk.minimums or scales
-    rescale = make_rescale(format, simd.f32x2, types.UniTuple(simd.u8x64, 1), 2)
+    rescale = make_requantize(format, simd.f32x2, types.UniTuple(simd.u8x64, 1), 2)
 
     @device
     def unpack_chunk(w, codes, s):
@@ -222,14 +222,14 @@ def compute_bounds(builder, format, scales, minimums):
             magnitude(builder, scales), simd.constant_like(scales, float(compute_max_magnitude(format)))
         )
     highest = builder.fadd(builder.fmul(scales, simd.constant_like(scales, float(format.largest))), minimums)
-    return simd.larger_size(builder, magnitude(builder, highest), magnitude(builder, minimums))
+    return simd.max_magnitude(builder, magnitude(builder, highest), magnitude(builder, minimums))
 
 
 def find_largest_neighbours(builder, value, count):
     """Return in each lane the largest of its group of `count` lanes, 2 or 4; NaN if one of them is NaN."""
     for distance in (1, 2)[: count // 2]:
-        other = simd.shuffled(builder, value, value, [lane ^ distance for lane in range(value.type.count)])
-        value = simd.larger_size(builder, value, other)
+        other = simd.shuffle_lanes(builder, value, value, [lane ^ distance for lane in range(value.type.count)])
+        value = simd.max_magnitude(builder, value, other)
     return value
 
 
@@ -270,17 +270,17 @@ def spread_word(builder, values, runs, part, parts):
 
     part, parts: the sub-block's index in its run, and the number of sub-blocks per run.
     """
-    return simd.shuffled(builder, values, values, [parts * (i // 4 % runs) + part for i in range(32)])
+    return simd.shuffle_lanes(builder, values, values, [parts * (i // 4 % runs) + part for i in range(32)])
 
 
-def make_rescale(format, vector, codes_type, runs):
+def make_requantize(format, vector, codes_type, runs):
     """Return an intrinsic that requantizes `runs` runs.
 
     Its parameters: codes, scales, minimums, code address, scale address. A format without minimums gets its scales
     twice. vector, codes_type: the types of scales and codes.
     """
     if get_scale_span(format) == 32:
-        return make_keep(format, vector, codes_type)
+        return make_unchanged_codes(format, vector, codes_type)
     count = 32 // format.sub_block  # sub-blocks of a run
 
     @simd.operation(None, codes_type, vector, vector, types.int64, types.int64)
@@ -292,7 +292,7 @@ def make_rescale(format, vector, codes_type, runs):
         inverse = builder.select(builder.fcmp_ordered(">", bound, zero), inverse, zero)
         result = builder.fmul(bound, simd.constant_like(bound, PLANE / TOP))
         simd.store_value(
-            builder, scales_out, simd.shuffled(builder, result, result, [*range(0, result.type.count, 2 * count)])
+            builder, scales_out, simd.shuffle_lanes(builder, result, result, [*range(0, result.type.count, 2 * count)])
         )
         factors = builder.fmul(
             builder.fmul(scales, inverse), simd.constant_like(bound, float(1 << (8 + POINT - count_free_bits(format))))
@@ -314,8 +314,8 @@ def make_rescale(format, vector, codes_type, runs):
     return rescale
 
 
-def make_keep(format, vector, codes_type):
-    """Return the intrinsic of make_rescale for formats whose weights keep their codes and scales."""
+def make_unchanged_codes(format, vector, codes_type):
+    """Return the intrinsic of make_requantize for formats whose weights keep their codes and scales."""
 
     @simd.operation(None, codes_type, vector, vector, types.int64, types.int64)
     def keep(builder, codes, scales, minimums, codes_out, scales_out):

@@ -40,7 +40,7 @@ def has_words(name, tokens=1):
     Q3_K with several tokens is an exception. Its codes, up to 7, times bytes are added in 16 bits so often that 8
     tokens take 0.83 of the time as bytes; Q2_K, which has minimums, takes 1.6.
     """
-    return name in READERS and simd.multiplies_words() and (tokens == 1 or name != "Q3_K")
+    return name in READERS and simd.has_fast_word_products() and (tokens == 1 or name != "Q3_K")
 
 
 def combine_run(builder, high, low, distance):
@@ -51,7 +51,7 @@ def combine_run(builder, high, low, distance):
         planes = (simd.load_value(builder, place, ir.VectorType(simd.I8, 8)) for place in places)
         upper, lower = (builder.sext(plane, ir.VectorType(simd.I16, 8)) for plane in planes)
         stripes.append(builder.add(builder.shl(upper, simd.constant_like(upper, 8)), lower))
-    return [simd.shuffled(builder, *stripes[i : i + 2], range(16)) for i in (0, 2)]
+    return [simd.shuffle_lanes(builder, *stripes[i : i + 2], range(16)) for i in (0, 2)]
 
 
 def make_store_unit(in_pairs):
@@ -66,7 +66,7 @@ def make_store_unit(in_pairs):
         if in_pairs:
             other = combine_run(builder, builder.add(high, apart), builder.add(low, apart), distance)
             parts = [*zip(*parts, other, strict=True)]
-        stored = [simd.shuffled(builder, *part, range(odd, 32, 2)) for part in parts for odd in (0, 1)]
+        stored = [simd.shuffle_lanes(builder, *part, range(odd, 32, 2)) for part in parts for odd in (0, 1)]
         for i, value in enumerate(stored):
             simd.store_value(builder, builder.add(words, simd.I64(32 * i)), value)
 
@@ -110,7 +110,7 @@ def keep_order(builder):
 
 
 def keep_in_register(builder, value):
-    """Return the same vector, kept in a register.
+    """Return the vector unchanged, but hide from LLVM how it was computed.
 
     LLVM would otherwise merge two shuffles into a slower one.
     """
@@ -193,7 +193,7 @@ class Accumulators(Accumulator):
     def load_factors(self, builder, address):
         """Load a token's scales or sums, one for every 16 columns, in the order of the rows' scales."""
         value = self.shape.load(builder, address)
-        return value if self.is_halved else simd.slice_of(builder, value, 0, 16, 2)
+        return value if self.is_halved else simd.slice_lanes(builder, value, 0, 16, 2)
 
     def arrange_lanes(self, builder, scales):
         """Rearrange scales so that each half of a register gets those of four units.
@@ -204,18 +204,18 @@ class Accumulators(Accumulator):
             return [scales]
         quarter = [0, 2, 4, 6, 1, 3, 5, 7] if self.is_halved else [*range(4)] * 2
         distance = 8 if self.is_halved else 4
-        parts = (simd.shuffled(builder, scales, scales, [i + at for i in quarter]) for at in (0, distance))
+        parts = (simd.shuffle_lanes(builder, scales, scales, [i + at for i in quarter]) for at in (0, distance))
         return [keep_in_register(builder, part) for part in parts]
 
     def select_scale(self, builder, scales, unit):
         distance = self.shape.vectors if self.reader.in_pairs else 4
         first = unit if self.reader.in_pairs else unit % 4
-        return simd.shuffled(builder, *[scales[unit // 4]] * 2, [first] * 4 + [first + distance] * 4)
+        return simd.shuffle_lanes(builder, *[scales[unit // 4]] * 2, [first] * 4 + [first + distance] * 4)
 
     def add_sums(self, builder, totals, row, token, factor, sums):
         for i in range(0, self.shape.row_vector.lanes, 8):
             at = self.place(row, token, i // 8)
-            parts = (simd.slice_of(builder, value, i, i + 8) for value in (factor, sums))
+            parts = (simd.slice_lanes(builder, value, i, i + 8) for value in (factor, sums))
             totals[at] = simd.multiply_add(builder, *parts, totals[at])
 
     def make_finish(self):
@@ -293,9 +293,9 @@ def make_word_rows(format, rows, tokens=1):
 
 
 def make_one_token_words(format, rows):
-    """Build two functions for one token.
+    """Build the two functions that multiply rows by one token in words.
 
-    (arguments, words) stores the token's words; (arguments, w, step, y, words) multiplies rows by them.
+    (arguments, words) stores the token's activations as words; (arguments, w, step, y, words) multiplies rows by them.
     """
     store, product = make_store_words(format), make_word_rows(format, rows)
     prepare = device(lambda a, words: store(a, words, 0, 1))

@@ -55,11 +55,11 @@ def make_store(reader):
                 simd.load_value(builder, builder.add(plane, simd.I64(64 * q)), simd.i32x16.llvm) for q in range(4)
             ]
             for order in orders:
-                halves = (simd.shuffled(builder, *stripes[i : i + 2], order) for i in (0, 2))
-                values.append(simd.shuffled(builder, *halves, of_halves))
+                halves = (simd.shuffle_lanes(builder, *stripes[i : i + 2], order) for i in (0, 2))
+                values.append(simd.shuffle_lanes(builder, *halves, of_halves))
         for source, factors in ((scales, reader.scale_factors), (sums, reader.sum_factors)):
             value = simd.load_value(builder, source, simd.f32x16.llvm)
-            value = simd.shuffled(builder, value, value, reader.list_sub_blocks())
+            value = simd.shuffle_lanes(builder, value, value, reader.list_sub_blocks())
             values.append(builder.fmul(value, ir.Constant(simd.f32x16.llvm, factors)))
         for i, value in enumerate(values):
             simd.store_value(builder, builder.add(target, simd.I64(64 * i)), value)
@@ -118,10 +118,10 @@ class SubBlockTotals(Accumulator):
             """Store the sum of each row's lanes to y [2], in the order of gemv_quantized.py, for the same bits."""
             sums, runs = simd.elements(builder, totals), [self.reader.runs.index(run) for run in range(4)]
             for size in (8, 4):
-                sums = [builder.fadd(*(simd.slice_of(builder, v, at, at + size) for at in (0, size))) for v in sums]
-            both = simd.shuffled(builder, *sums, [lane + 4 * row for row in (0, 1) for lane in runs])
+                sums = [builder.fadd(*(simd.slice_lanes(builder, v, at, at + size) for at in (0, size))) for v in sums]
+            both = simd.shuffle_lanes(builder, *sums, [lane + 4 * row for row in (0, 1) for lane in runs])
             while both.type.count > 2:
-                both = builder.fadd(*(simd.slice_of(builder, both, odd, both.type.count, 2) for odd in (0, 1)))
+                both = builder.fadd(*(simd.slice_lanes(builder, both, odd, both.type.count, 2) for odd in (0, 1)))
             simd.store_value(builder, y, both)
 
         return finish

@@ -49,50 +49,44 @@ def locate_activations(a, sums, token=0):
     return high, low, load_argument(a, LINEAR.scales) + n, load_argument(a, sums) + n
 
 
-def make_each(function, rows):
-    return make_joined(inlined(lambda w, step: (function(w),)), rows)
+def make_row_tuple(function, rows):
+    return make_row_concat(inlined(lambda w, step: (function(w),)), rows)
 
 
-def make_joined(function, rows):
+def make_row_concat(function, rows):
     if rows == 1:
         return inlined(lambda w, step: function(w, step))
-    half, distance = make_joined(function, rows // 2), rows // 2
+    half, distance = make_row_concat(function, rows // 2), rows // 2
     return inlined(lambda w, step: half(w, step) + half(w + distance * step, step))
 
 
 def make_codes(codes, rows):
-    return make_joined(inlined(lambda w, step: codes(w)), rows)
+    return make_row_concat(inlined(lambda w, step: codes(w)), rows)
 
 
 def make_factors(scales, minimums, rows):
-    scales = make_each(scales, rows)
+    scales = make_row_tuple(scales, rows)
     if minimums is None:
         return scales
-    minimums = make_each(minimums, rows)
+    minimums = make_row_tuple(minimums, rows)
     return inlined(lambda w, step: scales(w, step) + minimums(w, step))
 
 
 def make_group(format, rows):
-    """Return two functions (w, step) for a group of `rows` rows.
-
-    One reads the codes, the other the scales and minimums.
-    """
+    """Build two functions (w, step) for a group of `rows` rows: one reads codes, the other scales and minimums."""
     return make_codes(format.codes, rows), make_factors(format.scales, format.minimums, rows)
 
 
 def make_chunk(format, rows):
-    """Return the functions of make_group for a chunk, whose two scales are repeated as RowShape requires."""
+    """Build the functions of make_group for a chunk; its two scales are repeated four times each, see RowShape."""
     codes, scales_of, minimums_of = format.chunk
     scales = device(lambda w: simd.four_times_f32x2(scales_of(w)))
     minimums = device(lambda w: simd.four_times_f32x2(minimums_of(w)) * quarter()) if minimums_of else None
-    return make_each(codes, rows), make_factors(scales, minimums, rows)
+    return make_row_tuple(codes, rows), make_factors(scales, minimums, rows)
 
 
 def make_fetch(format, rows):
-    """Build a function (w, step, ahead) that prefetches weights.
-
-    It prefetches a group of all rows from `ahead` on, and near weights.
-    """
+    """Build a function (w, step, ahead) that prefetches a group of all rows at `ahead`, and weights soon needed."""
     fetch, fetch_near = make_prefetch(rows * format.group_bytes, 2), make_prefetch(format.group_bytes, 3)
 
     @inlined
@@ -224,7 +218,7 @@ class RowShape(NamedTuple):
         if self.vectors == 4:
             return simd.load_value(builder, address, simd.f32x16.llvm)
         value = simd.load_value(builder, address, CHUNK_LANES)
-        return simd.shuffled(builder, value, value, [*range(4)] * 4)
+        return simd.shuffle_lanes(builder, value, value, [*range(4)] * 4)
 
     def scale_sums(self, builder, sums):
         """Return the term of the sums: -offset * sums, for the row's scales, or sums, for its minimums."""
@@ -335,7 +329,7 @@ class OneTokenTotals(Accumulator):
         """Join two rows' vectors of scales, and of minimums, where one vector holds the totals of both rows."""
         if self.rows == self.count:
             return factors
-        return [simd.shuffled(builder, *pair, range(16)) for pair in zip(factors[::2], factors[1::2], strict=True)]
+        return [simd.shuffle_lanes(builder, *pair, range(16)) for pair in zip(factors[::2], factors[1::2], strict=True)]
 
     def add_neighbours(self, builder, x, y):
         """Add neighbouring lanes of dot products, and convert to float.
@@ -346,13 +340,13 @@ class OneTokenTotals(Accumulator):
         even = [lane // 2 * 2 + lane % 2 * 16 for lane in range(16)]
         if self.halves == 1:
             even = [2 * lane for lane in range(self.vector.lanes)]
-        sums = (simd.shuffled(builder, x, y, [lane + odd for lane in even]) for odd in (0, 1))
+        sums = (simd.shuffle_lanes(builder, x, y, [lane + odd for lane in even]) for odd in (0, 1))
         return builder.sitofp(builder.add(*sums), self.vector.llvm)
 
     def arrange_lanes(self, builder, values):
         if self.halves == 2:
             return values
-        return simd.shuffled(builder, values, values, [lane % 8 * 2 for lane in range(self.vector.lanes)])
+        return simd.shuffle_lanes(builder, values, values, [lane % 8 * 2 for lane in range(self.vector.lanes)])
 
     def make_finish(self):
         @simd.operation(None, self.totals, int64)
@@ -371,7 +365,7 @@ class OneTokenTotals(Accumulator):
 
 
 def split_halves(builder, value):
-    return simd.slice_of(builder, value, 0, 8), simd.slice_of(builder, value, 8, 16)
+    return simd.slice_lanes(builder, value, 0, 8), simd.slice_lanes(builder, value, 8, 16)
 
 
 def sum_lanes(builder, vectors):
@@ -381,10 +375,10 @@ def sum_lanes(builder, vectors):
     """
     count = len(vectors)
     if count == 2:
-        vectors = [builder.fadd(*(simd.shuffled(builder, *vectors, range(odd, 16, 2)) for odd in (0, 1)))]
+        vectors = [builder.fadd(*(simd.shuffle_lanes(builder, *vectors, range(odd, 16, 2)) for odd in (0, 1)))]
     sums = vectors[0]
     while sums.type.count > count:
-        sums = builder.fadd(*(simd.slice_of(builder, sums, odd, sums.type.count, 2) for odd in (0, 1)))
+        sums = builder.fadd(*(simd.slice_lanes(builder, sums, odd, sums.type.count, 2) for odd in (0, 1)))
     return sums
 
 
@@ -429,7 +423,7 @@ class RowTotals(Accumulator):
             for first, other in iterate_pairs([*iterate_batches(words, self.vectors)]):
                 both = [*zip(first, other, strict=True)]
                 mixed += [
-                    simd.shuffled(builder, *two, order) for order in (EVEN_THEN_ODD, ODD_THEN_EVEN) for two in both
+                    simd.shuffle_lanes(builder, *two, order) for order in (EVEN_THEN_ODD, ODD_THEN_EVEN) for two in both
                 ]
             return simd.as_tuple(builder, [builder.bitcast(vector, simd.u8x64.llvm) for vector in mixed])
 
@@ -441,7 +435,9 @@ class RowTotals(Accumulator):
             lanes = [[lane // 2 * self.halves + half for lane in range(16)] for half in range(self.halves)]
             orders = [[at + lane % 2 * 8 * self.halves for lane, at in enumerate(order)] for order in lanes]
             pairs = iterate_pairs(simd.elements(builder, factors))
-            return simd.as_tuple(builder, [simd.shuffled(builder, *pair, order) for pair in pairs for order in orders])
+            return simd.as_tuple(
+                builder, [simd.shuffle_lanes(builder, *pair, order) for pair in pairs for order in orders]
+            )
 
         return spread
 
@@ -454,7 +450,7 @@ class RowTotals(Accumulator):
             n = self.shape.scale_sums(builder, n)
             for half, dots in enumerate(self.compute_dots(builder, simd.elements(builder, codes), high, low)):
                 lanes = [lane // 2 * 2 + half for lane in range(16)]
-                n_half = n if self.halves == 1 else simd.shuffled(builder, n, n, lanes)
+                n_half = n if self.halves == 1 else simd.shuffle_lanes(builder, n, n, lanes)
                 for pair, dot in enumerate(dots):
                     i, dot = pair * self.halves + half, builder.sitofp(dot, simd.f32x16.llvm)
                     totals[i] = self.shape.add_scaled(builder, totals[i], dot, factors[i :: self.count], c, n_half)
@@ -479,7 +475,7 @@ class RowTotals(Accumulator):
                     pairs = [*zip(of_row, numbers, strict=True)]
                     sums[r] = simd.dots_in_words(builder, value, pairs, self.shape.largest)
             aligned_pairs = [
-                (one, simd.shuffled(builder, other, other, NEIGHBOURS)) for one, other in iterate_pairs(sums)
+                (one, simd.shuffle_lanes(builder, other, other, NEIGHBOURS)) for one, other in iterate_pairs(sums)
             ]
             by_half.append([builder.add(*both) for both in aligned_pairs])
         return by_half
@@ -518,7 +514,7 @@ class RowTotals(Accumulator):
         """Return the totals of each pair of rows by run; with sub-blocks of 16, both halves are added."""
         if self.halves == 1:
             return totals
-        totals = [builder.fadd(*(simd.slice_of(builder, value, at, at + 8) for at in (0, 8))) for value in totals]
+        totals = [builder.fadd(*(simd.slice_lanes(builder, value, at, at + 8) for at in (0, 8))) for value in totals]
         return [builder.fadd(*halves) for halves in iterate_pairs(totals)]
 
 
@@ -531,10 +527,10 @@ def sum_rows(builder, totals):
     starts = range(0, size * len(totals), size)
     runs = [[start + lane + odd for start in starts for odd in (0, 1)] for lane in range(0, size, 2)]
     first = [[lane for run in runs[odd::2] for lane in run] for odd in (0, 1)]
-    value = builder.fadd(*(simd.shuffled(builder, totals[0], totals[-1], order) for order in first))
+    value = builder.fadd(*(simd.shuffle_lanes(builder, totals[0], totals[-1], order) for order in first))
     while value.type.count > rows:
         lanes = [[i for i in range(value.type.count) if i // rows % 2 == odd] for odd in (0, 1)]
-        value = builder.fadd(*(simd.shuffled(builder, value, value, order) for order in lanes))
+        value = builder.fadd(*(simd.shuffle_lanes(builder, value, value, order) for order in lanes))
     return value
 
 

@@ -28,7 +28,7 @@ from localllm.kernels.table import LINEAR_QUANTIZED as LINEAR
 
 
 @device
-def scale_of(t, scales, adapter, pairs, used, rows):
+def load_adapter_scale(t, scales, adapter, pairs, used, rows):
     """Return the adapter's scale for row t of an activation."""
     if pairs != 0:
         t = simd.load_i64(pairs + t * 8) // used
@@ -38,8 +38,8 @@ def scale_of(t, scales, adapter, pairs, used, rows):
 
 
 @inlined
-def scale_at(a, row, t):
-    scale = scale_of(
+def load_row_scale(a, row, t):
+    scale = load_adapter_scale(
         t, load_argument(a, row.scales), load_argument(a, row.adapter), load_argument(a, row.pairs), load_argument(a,
         row.used),
         load_argument(a, row.rows),
@@ -53,7 +53,7 @@ def scale_rows(a, first, rows, scratch):
     rank, x_stride = load_argument(a, ADD_LOW_RANK.rank), load_argument(a, ADD_LOW_RANK.x_stride)
     is_active = False
     for t in range(first, first + rows):
-        scale = scale_at(a, ADD_LOW_RANK, t)
+        scale = load_row_scale(a, ADD_LOW_RANK, t)
         x, scaled = load_argument(a, ADD_LOW_RANK.x) + t * x_stride, scratch + (t - first) * padded_bytes(rank)
         is_active = is_active or scale != 0
         factor = simd.splat_f32x16(scale)
@@ -174,7 +174,10 @@ def add_scaled(a, part, parts, thread):
     count, columns = simd.load_i64(load_argument(a, ADD_SCALED.count)), load_argument(a, ADD_SCALED.columns)
     for t in range(count * part // parts, count * (part + 1) // parts):
         x = load_argument(a, ADD_SCALED.x) + t * load_argument(a, ADD_SCALED.x_stride)
-        y, scale = load_argument(a, ADD_SCALED.y) + t * load_argument(a, ADD_SCALED.stride), scale_at(a, ADD_SCALED, t)
+        y, scale = (
+            load_argument(a, ADD_SCALED.y) + t * load_argument(a, ADD_SCALED.stride),
+            load_row_scale(a, ADD_SCALED, t),
+        )
         for i in range(0, columns, 16):
             lanes = min(16, columns - i)
             add(y + i * 4, simd.load_lanes_f32x16(x + i * 4, lanes), scale, lanes)

@@ -95,7 +95,7 @@ def make_few(format, together, planes):
 
 @device
 def find_next_slab(tile, group, end, column, columns):
-    """Return the tile and the column of the next slab: the tiles from `group` to `end` take turns."""
+    """Return the tile and first column of the next slab: all tiles from `group` to `end`, then the next columns."""
     if tile + 1 < end:
         return tile + 1, column
     if column + SLAB < columns:
@@ -104,9 +104,9 @@ def find_next_slab(tile, group, end, column, columns):
 
 
 def make_rows(multiply):
-    """Build a kernel that calls a function for each part.
+    """Build a kernel that divides the rows between parts and multiplies each part's rows.
 
-    The function is multiply(arguments, first row, last row + 1, tokens, scratch).
+    multiply: the function (arguments, first row, last row + 1, tokens, scratch) that does so for a range of rows.
     """
 
     @kernel

@@ -45,7 +45,7 @@ def store_as_words(builder, codes, words, stripe):
     codes = builder.trunc(codes, ir.VectorType(simd.I16, 16))
     for half in (0, 8):
         place = builder.add(words, builder.mul(stripe, simd.I64(half // 4)))
-        simd.store_value(builder, place, simd.shuffled(builder, codes, codes, EVEN_FIRST[half : half + 8]))
+        simd.store_value(builder, place, simd.shuffle_lanes(builder, codes, codes, EVEN_FIRST[half : half + 8]))
 
 
 @device
@@ -112,7 +112,7 @@ def quantize_run(x, largest, a, token, run, whole):
 @device
 def find_largest(x):
     """Return the largest magnitude of 32 values; NaN if one of them is NaN."""
-    return simd.largest_size_f32x16(simd.load_f32x16(x), simd.load_f32x16(x + 64))
+    return simd.max_magnitude_f32x16(simd.load_f32x16(x), simd.load_f32x16(x + 64))
 
 
 @kernel

@@ -25,7 +25,6 @@ from localllm.kernels.simd import (
     I64,
     as_tuple,
     dot_bytes,
-    dot_variant,
     elements,
     f32x16,
     i32x16,
@@ -34,8 +33,9 @@ from localllm.kernels.simd import (
     multiply_add,
     operation,
     prefetch_l2,
-    shuffled,
-    signed_dot_variant,
+    select_dot,
+    select_signed_dot,
+    shuffle_lanes,
     splat_value,
     store_value,
     transpose_f32,
@@ -78,7 +78,7 @@ def multiply_by_256(builder, sums):
 
 
 def order_values(builder, values):
-    """Return the same values, computed before any later load.
+    """Return the values unchanged; LLVM must compute them before any later load.
 
     Otherwise LLVM interleaves the work of different words, and has more values than registers: tiles of IQ4_XS took
     1.05 times as long.
@@ -94,7 +94,7 @@ def order_values(builder, values):
 
 @operation(floats, floats)
 def force_totals(builder, totals):
-    """Return the same totals, computed at this point of the code.
+    """Return the totals unchanged; LLVM must compute them before the code that follows.
 
     Otherwise LLVM delays the computation, and has more values than registers (52 spills, not 28).
     """
@@ -294,7 +294,7 @@ def make_code_dots(words, largest):
     """Build the product for unsigned codes up to `largest`."""
     if HAS_MATRICES:
         return make_matrix_dots(words, "llvm.aarch64.neon.usmmla.v4i32.v16i8")
-    dot = dot_variant(largest)
+    dot = select_dot(largest)
 
     def dot_below_128(builder, accumulator, codes, columns):
         """Add a dot product of bytes below 128; the mask tells LLVM so, which saves instructions."""
@@ -307,7 +307,7 @@ def make_rescaled_dots(words):
     """Build the product for the bytes of gemm_int8.py."""
     if HAS_MATRICES:
         return make_matrix_dots(words, "llvm.aarch64.neon.smmla.v4i32.v16i8")
-    return make_dots(words, signed_dot_variant() or dot_variant())
+    return make_dots(words, select_signed_dot() or select_dot())
 
 
 def make_dots(words, dot):
@@ -341,7 +341,7 @@ def load_columns(builder, address, word):
     """
     if "neon" in get_lane().features:
         two = load_value(builder, builder.add(address, I64(word // 8 * 8)), ir.VectorType(I32, 2))
-        columns = shuffled(builder, two, two, [word % 8 // 4] * 16)
+        columns = shuffle_lanes(builder, two, two, [word % 8 // 4] * 16)
     else:
         columns = splat_value(builder, i32x16.llvm, load_value(builder, builder.add(address, I64(word)), I32))
     return builder.bitcast(columns, u8x64.llvm)
@@ -385,9 +385,9 @@ def combine_rows(builder, squares, token):
     squares: 8 registers with [2 rows][2 tokens].
     """
     order = [token, token + 2, token + 4, token + 6]
-    parts = [shuffled(builder, *pair, order) for pair in zip(squares[::2], squares[1::2], strict=True)]
-    halves = [shuffled(builder, *pair, range(8)) for pair in zip(parts[::2], parts[1::2], strict=True)]
-    return shuffled(builder, *halves, range(16))
+    parts = [shuffle_lanes(builder, *pair, order) for pair in zip(squares[::2], squares[1::2], strict=True)]
+    halves = [shuffle_lanes(builder, *pair, range(8)) for pair in zip(parts[::2], parts[1::2], strict=True)]
+    return shuffle_lanes(builder, *halves, range(16))
 
 
 @device

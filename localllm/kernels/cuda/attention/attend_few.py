@@ -298,10 +298,10 @@ def make_kernel(of_keys, of_values, bundle, key_dim, value_dim, has_chosen):
 
 
 def make(format_name):
-    """Build the kernel of a name such as F16-F16-4-128-128.
+    """Build the kernel for a combination of types and sizes, such as F16-F16-4-128-128.
 
-    The name has the cache types of keys and values, the query heads of a bundle, and the dimensions of keys and values.
-    If it ends in -chosen, only keys whose bits are set count.
+    These are the cache types of keys and values, the query heads per bundle, and the dimensions of keys and values.
+    With -chosen at the end, tokens attend only to keys whose bits are set.
     """
     format_name, has_chosen, _ = format_name.partition("-chosen")
     of_keys, of_values, *numbers = format_name.split("-")
@@ -310,7 +310,7 @@ def make(format_name):
 
 
 @gpu.device
-def sees_no_key(bits, position):
+def has_no_selected_key(bits, position):
     """Return whether no key was selected for the token at a position.
 
     That happens if scores are NaN.
@@ -344,7 +344,7 @@ def merge_few(
     weight = gpu.exp2(sink - top) if sinks != 0 else ZERO
     for part in range(source, end, partial_bytes):
         weight += gpu.exp2(gpu.load_f32(part) - top) * gpu.load_f32(part + 4)
-    if chosen != 0 and sees_no_key(
+    if chosen != 0 and has_no_selected_key(
         chosen + token * chosen_stride + head // (heads // kv_heads) * choice_stride, position
     ):
         weight = NAN

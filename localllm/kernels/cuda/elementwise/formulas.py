@@ -24,7 +24,7 @@ def compute_first_column():
 
 @gpu.device
 def keep_finite(y, x):
-    """Return y, or NaN where x is not finite.
+    """Return y if x is finite, else NaN.
 
     A bounded function, such as a sigmoid, would otherwise hide that broken weights have produced infinity or NaN.
     """
@@ -104,13 +104,13 @@ def name_parameters(function, names):
 def make_source(declaration, index, kind):
     stride = index + 1 if kind is Strided else declaration.stride
 
-    def load_of_token(a, _):
+    def load_token_row(a, _):
         return gpu.load_4f32(a[index] + cuda.blockIdx.x * a[stride] + 4 * compute_first_column())
 
-    def load_of_all(a, _):
+    def load_shared_row(a, _):
         return gpu.load_4f32(a[index] + 4 * compute_first_column())
 
-    return gpu.device(load_of_all if kind is Row else load_of_token)
+    return gpu.device(load_shared_row if kind is Row else load_token_row)
 
 
 def make_number(index):

@@ -20,7 +20,7 @@ NOTHING = float32(0)
 
 @gpu.device
 def find_work(count, active, active_count, expert_bytes):
-    """Return the byte offset of this block's matrix, and the first and the end of its rows of activations."""
+    """Return the byte offset of this block's matrix, and the range [first, end) of its rows of activations."""
     if active_count == 0:
         return 0, 0, gpu.load_i64(count)
     if cuda.blockIdx.y >= gpu.load_i64(active_count):

@@ -7,7 +7,7 @@ from localllm.kernels.table import MAX_ADAPTERS
 
 
 @gpu.device
-def scale_of(t, scales, adapter, pairs, used, rows):
+def load_adapter_scale(t, scales, adapter, pairs, used, rows):
     """Return the adapter's scale for row t of an activation."""
     if pairs != 0:
         t = gpu.load_i64(pairs + 8 * t) // used
@@ -26,7 +26,7 @@ def make_add_low_rank(name):
         row, column = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
         if row >= gpu.load_i64(count) or column >= columns:
             return
-        scale = gpu.decode_f32(factor) * scale_of(row, scales, adapter, pairs, used, rows)
+        scale = gpu.decode_f32(factor) * load_adapter_scale(row, scales, adapter, pairs, used, rows)
         if scale == 0:
             return
         total = float32(0)
@@ -48,7 +48,7 @@ def make_add_low_rank(name):
 def add_scaled(count, scales, adapter, factor, pairs, used, rows, x, x_stride, y, stride, columns):
     row, column = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
     if row < gpu.load_i64(count) and column < columns:
-        scale = gpu.decode_f32(factor) * scale_of(row, scales, adapter, pairs, used, rows)
+        scale = gpu.decode_f32(factor) * load_adapter_scale(row, scales, adapter, pairs, used, rows)
         place = y + row * stride + 4 * column
         if scale != 0:
             gpu.store_f32(place, gpu.load_f32(place) + scale * gpu.load_f32(x + row * x_stride + 4 * column))

@@ -112,7 +112,7 @@ def compute_plane_offset(format_name: str, plane: str, columns: int) -> int:
 
 
 def compute_row_bytes(format_name: str, columns: int) -> int:
-    """Return the bytes of a row on a GPU, with padding.
+    """Compute the size in bytes of a row on a GPU, padding included.
 
     columns: a multiple of the block size.
     """

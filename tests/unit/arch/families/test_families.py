@@ -81,7 +81,7 @@ def assert_same_everywhere(file: GGUFFile, most: float | None = None) -> None:
 
 @pytest.mark.parametrize("format", ["Q8_0", "Q4_0", "F16"])
 def test_fused_matrices_equal_separate_ones(golden, format):
-    """Queries, keys and values, or gate and up, are rows of one matrix, whatever its type."""
+    """Fuse queries, keys and values, or gate and up, as rows of one matrix of any type."""
     fused, apart = golden("phi3_longrope"), golden("phi3_longrope")
     for layer in range(2):
         for name in ("attn_qkv", "ffn_up"):
@@ -106,7 +106,7 @@ def test_a_fused_matrix_of_other_rows_is_refused(golden):
 
 
 def test_longrope_factors_follow_the_context(golden):
-    """The context is compared with the original one, 1024."""
+    """Compare the context with the original one, 1024."""
     swapped = golden("phi3_longrope")
     kinds = [f"rope_factors_{kind}.weight" for kind in ("short", "long")]
     arrays = [values(swapped, name).copy() for name in kinds]
@@ -232,7 +232,7 @@ def test_gemma_4_layers_without_values_use_their_keys(golden):
 
 
 def test_scales_of_matrices_equal_scaled_matrices(golden):
-    """BitNet has them."""
+    """Use BitNet, whose matrices have scales."""
     file, scaled = golden("bitnet"), golden("bitnet")
     for layer in range(2):
         for name in ("attn_q", "attn_output", "ffn_gate", "ffn_down"):
@@ -246,7 +246,7 @@ def test_scales_of_matrices_equal_scaled_matrices(golden):
 
 
 def test_norms_of_heads_may_have_a_row_each(golden):
-    """Command R+ and StableLM 12B have them."""
+    """Use Command R+ and StableLM 12B, which have such norms."""
     file = golden("command_r")
     for layer in range(2):
         for name in ("attn_q_norm", "attn_k_norm"):
@@ -428,7 +428,7 @@ def test_the_largest_consistent_sizes_are_accepted(golden):
 
 
 def test_deci_layers_without_feed_forward_are_skipped(golden):
-    """As in llama.cpp, though the file may have tensors of their attention."""
+    """Skip them as llama.cpp does, even if the file has their attention's tensors."""
     file = golden("deci")
     assert [state.layer for state in load_architecture(file)[1].list_states()] == [0, 5]
     assert_same_everywhere(file)
@@ -441,7 +441,7 @@ def test_layers_that_run_twice_have_two_states(golden):
 
 @pytest.mark.parametrize("name, still", [("qwen2vl", range(12, 16)), ("qwen3vl", (9, 12, 14, 15))])
 def test_pairs_without_an_axis_are_not_rotated(golden, name, still):
-    """Of 16 pairs, 3, 5 and 4 belong to the axes of an image, in sequence or interleaved."""
+    """Assign 3, 5 and 4 of 16 pairs to the axes of an image, in sequence or interleaved."""
     assert load_architecture(golden(name))[1].attention.rope.unrotated == tuple(still)
 
 
@@ -465,7 +465,7 @@ BIASES = {
 
 @pytest.mark.parametrize(("name", "bias"), [(name, bias) for name, biases in BIASES.items() for bias in biases])
 def test_missing_biases_are_refused(golden, name, bias):
-    """They are removed from all layers; where only some layers lack one, the others tell."""
+    """Remove them from all layers; a file in which only some layers lack one is refused by another check."""
     file = golden(name)
     its_name = rf"(blk\.\d\.)?{re.escape(bias)}\.bias"
     for tensor in [each for each in file.tensors if re.fullmatch(its_name, each)]:
@@ -524,7 +524,7 @@ def test_softcaps_of_attention_follow_the_metadata(golden, name):
 
 @pytest.mark.parametrize("name", ["gemma3n", "glm5_next", "hy_v4", "deepseek4", "llama"])
 def test_mtp_layers_are_skipped_if_their_input_matrix_fits(golden, name):
-    """The last layer becomes an MTP layer."""
+    """Turn the last layer into an MTP layer."""
     file = golden(name)
     last = file.metadata[f"{file.metadata['general.architecture']}.block_count"] - 1
     width = file.tensors["token_embd.weight"].shape[-1]
@@ -596,7 +596,7 @@ def test_only_llama_4_with_128_experts_does_not_normalize_queries(tmp_path, expe
 
 @pytest.mark.parametrize(("context", "choosing"), [(2**20 - 1, range(7)), (2**20, (0, 1, 2, 6))])
 def test_glm_has_an_indexer_in_every_fourth_layer_of_long_contexts(tmp_path, context, choosing):
-    """Files may list the layers that have one."""
+    """Accept a file that lists the layers with an indexer, too."""
     file = GGUFFile.open(write_model("glm_dsa", tmp_path / "model.gguf", layers=7))
     assert load_architecture(change(file, context_length=context))[1].indexer.layers == tuple(choosing)
 
@@ -610,7 +610,7 @@ def test_queries_of_llama_4_grow_by_0_1_of_the_logarithm(golden):
 
 
 def test_granite_treats_missing_and_zero_scales_as_1(golden):
-    """Positions are rotated unless the file says otherwise."""
+    """Rotate positions unless the file says otherwise."""
     file = golden("granite")
     assert load_architecture(file)[1].get_rope(0) is not None
     assert load_architecture(change(file, rope__scaling__finetuned=False))[1].get_rope(0) is None

@@ -163,7 +163,7 @@ def test_padding_is_removed_from_grids(size: tuple[int, int], lines: slice, colu
 
 
 def test_tiles_become_lines_with_an_end_each():
-    """Two tiles beside each other, of 2 by 2 patches each, become lines of four."""
+    """Arrange two adjacent tiles, of 2 by 2 patches each, as lines of four."""
     rows = [np.full((4, 1), -1.0), np.arange(4.0)[:, None], np.arange(4.0, 8)[:, None]]
     newline = np.array([9.0])
     how = TilingRules(((20, 10),), True)

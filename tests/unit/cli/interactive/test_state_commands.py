@@ -46,7 +46,7 @@ def test_set_takes_ollamas_parameters_of_sampling(talk: TerminalConversation, sa
     assert "= 1" in say(f"/set parameter {name} 1")
 
 
-def test_set_system_and_verbose_do_what_their_commands_do(talk: TerminalConversation, say: Say):  # noqa: F811
+def test_set_system_and_verbose_equal_their_commands(talk: TerminalConversation, say: Say):  # noqa: F811
     say('/set system "Be brief."')
     assert talk.model.session.system == "Be brief." and say("/show system") == "Be brief.\n"
     say("/set verbose")
@@ -81,7 +81,7 @@ def test_context_opens_the_model_again(talk: TerminalConversation, say: Say):  #
         ("/export", "usage: /export FILE.md"),
     ],
 )
-def test_what_cannot_be_done_is_told(talk: TerminalConversation, say: Say, line: str, message: str):  # noqa: F811
+def test_impossible_state_commands_raise_usage_errors(talk: TerminalConversation, say: Say, line: str, message: str):  # noqa: F811
     say("q", Answer("a"))
     talk.model.file = SimpleNamespace()
     with pytest.raises(UsageError, match=message):
@@ -93,7 +93,7 @@ def test_the_context_of_a_servers_model_is_the_servers(talk: TerminalConversatio
         say("/context 40")
 
 
-def test_show_modelfile_has_what_was_changed(talk: TerminalConversation, say: Say):  # noqa: F811
+def test_show_modelfile_includes_changed_settings(talk: TerminalConversation, say: Say):  # noqa: F811
     for line in ("/set system Be brief.", "/set num_predict 9", "/set temperature 0.5", "/set stop a;b"):
         say(line)
     content = parse_modelfile(say("/show modelfile"), "shown")

@@ -89,7 +89,7 @@ def test_unknown_modules_warn_and_odd_folders_are_refused(tmp_path: Path):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_qwen_reranker_is_recognized_by_its_model_card(tmp_path: Path, tied: bool):
-    """Its head has the rows of two tokens."""
+    """Expect a head with the rows of two tokens."""
     folder = written(tmp_path, "qwen3")
     edit_json(folder / "config.json", tie_word_embeddings=tied)
     assert "qwen3.pooling_type" not in open_folder(folder).metadata
@@ -145,7 +145,7 @@ def wordpiece(**changes: Any) -> dict[str, Any]:
 def test_wordpieces_are_marked_at_the_beginning_of_words(
     tmp_path: Path, normalizer: dict[str, Any], pre: str, more: dict[str, Any]
 ):
-    """Added tokens that are not special are ordinary pieces."""
+    """Treat added tokens that are not special as ordinary word pieces."""
     tokens = read_tokens(tmp_path, wordpiece(normalizer=normalizer), 7)
     assert tokens.pieces == ["[UNK]", "[CLS]", "▁##", "ab", "▁ab", "▁<x>", "[PAD6]"]
     assert (tokens.types, tokens.model, tokens.pre, tokens.more) == ([3, 3, 1, 1, 1, 1, 5], "bert", pre, more)

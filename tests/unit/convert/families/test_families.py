@@ -134,7 +134,7 @@ IN_GGUF = {name: f"nextn.{name.replace('.', '_')}" for name in NEXTN}
 def test_mtp_layers_are_converted(
     tmp_path: Path, variant: str, last: int, without: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ):
-    """Publishers store them behind the other layers; transformers' checkpoints have none."""
+    """Find them after the other layers, as publishers store them; transformers' checkpoints have none."""
     monkeypatch.setattr(speculator, "StepCostModel", Free)  # or it would be a matter of time whether guesses are made
     shapes, own = shapes_of(variant), f"model.layers.{last + 1}."
     its = {name.replace(f".{last}.", f".{last + 1}.", 1): s for name, s in shapes.items() if f"s.{last}." in name}
@@ -213,7 +213,7 @@ def test_variants_without_recorded_logits_run(tmp_path: Path, variant: str):
     ],
 )  # fmt: skip
 def test_other_names_of_an_architecture_convert_the_same(tmp_path: Path, name: str, variant: str):
-    """llama.cpp's converter also has one class for both."""
+    """Compare names for which llama.cpp's converter has one class, too."""
     folder = written(tmp_path, variant)
     before = told_or_refused(folder)
     assert not isinstance(before, str)
@@ -403,7 +403,7 @@ def test_the_last_norm_of_t5_is_scaled_instead_of_its_outputs(tmp_path: Path, va
 
 @pytest.mark.parametrize(("dtype", "shape"), [("", ()), ("F32", (3,)), ("I64", (1, 3)), ("I64", ())])
 def test_multipliers_of_ngram_hashes_must_be_a_row_of_integers(tmp_path: Path, dtype: str, shape: tuple[int, ...]):
-    """Qwen 4 has them."""
+    """Use Qwen 4, which has n-gram hashes."""
     name = "model.layers.0.ple.ple_embedding.layer_multipliers"
     shapes = shapes_of("qwen4_exp")
     tensors = [(other, *random_tensor(other, tuple(its))) for other, its in shapes.items() if other != name]
@@ -415,7 +415,7 @@ def test_multipliers_of_ngram_hashes_must_be_a_row_of_integers(tmp_path: Path, d
 
 @pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3", "ernie4_5", "seed_oss", "arcee", "apertus", "llama4"])
 def test_every_family_converts_the_rope_scaling_of_llama_3(tmp_path: Path, variant: str):
-    """Its factors, which transformers computes from wavelengths, become a tensor."""
+    """Expect a tensor with the factors that transformers computes from wavelengths."""
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     scaling |= {"original_max_position_embeddings": 64, "rope_theta": 5e5}
     folder = written(tmp_path, variant)
@@ -431,7 +431,7 @@ def test_every_family_converts_the_rope_scaling_of_llama_3(tmp_path: Path, varia
 
 
 def test_hunyuan_gets_its_trained_context_and_scaled_base(tmp_path: Path):
-    """The base grows by alpha, as in llama.cpp's converter."""
+    """Scale the base by alpha, as llama.cpp's converter does."""
     folder = written(tmp_path, "hunyuan_dense")
     edit_json(folder / "config.json", rope_parameters={"rope_type": "dynamic", "alpha": 1000.0, "rope_theta": 1e4})
     metadata = open_folder(folder).metadata
@@ -503,7 +503,7 @@ def test_image_tensors_are_left_out_with_a_warning(tmp_path: Path):
 
 
 def test_qwen2vl_is_converted_as_published(tmp_path: Path):
-    """Its config.json has everything beside vision_config, and its tensors have the newest names."""
+    """Read a flat config.json, with vision_config beside the text model's keys, and the newest tensor names."""
     config, shapes = facts("qwen2vl")["config"], shapes_of("qwen2vl")
     old = {key: value for key, value in config["text_config"].items() if key not in ("rope_parameters", "rms_norm_eps")}
     old |= {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}, "model_type": "qwen2_vl"}
@@ -535,7 +535,7 @@ def test_qwen2vl_is_converted_as_published(tmp_path: Path):
     ],
 )
 def test_multimodal_checkpoints_convert_to_their_text_models(tmp_path: Path, variant: str, kind: str, image: str):
-    """Their config.json is nested, names differ, and image tensors are added."""
+    """Read a nested config.json and other tensor names; ignore the image tensors."""
     config, shapes = facts(variant)["config"], shapes_of(variant)
     seeing = {"architectures": [f"{kind}ForConditionalGeneration"], "text_config": config, "model_type": "x"}
     names = {name: name.replace("model.", "model.language_model.", 1) for name in shapes if name[:6] == "model."}
@@ -548,7 +548,7 @@ def test_multimodal_checkpoints_convert_to_their_text_models(tmp_path: Path, var
 
 
 def test_smolvlm2_without_head_count_has_32_heads(tmp_path: Path):
-    """That is transformers' default for Llama."""
+    """Assume transformers' default for Llama."""
     content = facts("smolvlm")["config"]
     config_values = {key: value for key, value in (content | content["text_config"]).items() if "heads" not in key}
     config = CheckpointConfig(
@@ -567,7 +567,7 @@ def test_mrope_sections_that_do_not_fit_are_refused(tmp_path: Path, sections: An
 
 
 def test_sparsity_of_gemma3n_becomes_deviations(tmp_path: Path):
-    """Values are those that torch computes."""
+    """Compare with the values that torch computes."""
     folder = written(tmp_path, "gemma3n")
     edit_json(folder / "config.json", activation_sparsity_pattern=[0.95, 0.95, 0.5, 0.0, 0.0])
     scales = open_folder(folder).metadata["gemma3n.activation_sparsity_scale"]
@@ -587,7 +587,7 @@ def test_tokens_without_embeddings_by_layer_get_zeros(tmp_path: Path):
 
 @pytest.mark.parametrize("variant", ["gemma3n", "gemma4", "gemma4_large"])
 def test_keys_of_layers_that_share_others_are_kept(tmp_path: Path, variant: str):
-    """Publishers store them though nothing reads them."""
+    """Keep them because publishers store them, although nothing reads them."""
     shapes = shapes_of(variant)
     last = max(number for number in range(9) if f"model.layers.{number}.input_layernorm.weight" in shapes)
     dim = 32 if variant == "gemma4" else 16
@@ -615,7 +615,7 @@ def test_the_mtp_layer_of_qwen_3_5_is_converted(tmp_path: Path):
 
 
 def test_experts_stored_in_one_tensor_are_split(tmp_path: Path):
-    """Qwen 3.5 stores rows of gates above the others."""
+    """Split Qwen 3.5's tensor, in which the rows of gates come first."""
     shapes = shapes_of("qwen35_moe")
     apart = {name: shape for name, shape in shapes.items() if ".experts." not in name}
     for layer in range(3):

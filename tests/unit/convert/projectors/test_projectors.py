@@ -306,7 +306,7 @@ def small_files(folder: Path) -> Path:
 
 @pytest.mark.parametrize("name", [name for name in CHECKPOINTS if f"{SEEING}{name}" in OF_CONFIGS])
 def test_other_config_values_give_the_recorded_readings(tmp_path, name):
-    """As tests/goldens/test_metadata_readings.py does for language models."""
+    """Vary them as tests/goldens/test_metadata_readings.py does for language models."""
     folder, config, values = small_files(tmp_path), CHECKPOINTS[name][0], OF_CONFIGS[f"{SEEING}{name}"]
     usual = read_projector(folder, config)
     assert isinstance(usual, dict), usual
@@ -404,7 +404,7 @@ def change_tensors(folder: Path, drop: str = "", **more: np.ndarray) -> None:
 
 
 def test_smolvlm_without_sizes_gets_transformers_defaults(tmp_path):
-    """A small encoder is refused by them."""
+    """Expect an error, because a small encoder does not have these sizes."""
     folder = written(tmp_path, "idefics3")
     edit_json(folder / "config.json", architectures=["SmolVLMForConditionalGeneration"], vision_config={})
     assert "expected the shape [1152, 3, 32, 32] by config.json" in refused(folder)
@@ -513,7 +513,7 @@ def test_the_line_break_token_is_found_in_tokenizer_json(tmp_path):
 
 
 def test_the_large_internvl_has_rms_norms_and_no_attention_biases():
-    """Queries and keys have norms, too."""
+    """Expect norms of queries and keys, too."""
     path = Path("config.json")
     sizes = {"hidden_size": 3200, "num_hidden_layers": 45, "num_attention_heads": 25, "intermediate_size": 12800}
     values_of_vision = {**sizes, "image_size": 448, "patch_size": 14, "norm_type": "rms_norm", "use_qk_norm": True}
@@ -561,7 +561,7 @@ def test_a_missing_width_of_llama_is_4096(tmp_path):
 
 
 def test_tensors_that_the_encoder_does_not_read_are_left_out(tmp_path):
-    """Position ids and SigLIP's own head, as in llama.cpp's converter."""
+    """Leave out position ids and SigLIP's own head, as llama.cpp's converter does."""
     count = len(open_projector(written(tmp_path, "gemma3")).tensors)
     tower = "vision_tower.vision_model."
     change_tensors(tmp_path, **{f"{tower}head.probe": np.ones(3), f"{tower}embeddings.position_ids": np.ones(3)})

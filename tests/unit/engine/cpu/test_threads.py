@@ -81,7 +81,7 @@ def test_usable_cores_of_macos_are_its_performance_cores(monkeypatch, known, cor
     ("available", "limit", "count"),
     [(8 << 30, sys.maxsize, 8), (2 << 30, sys.maxsize, 4), (8 << 30, 1_000_000 << 10, 1), (1 << 28, sys.maxsize, 1)],
 )
-def test_as_many_compilers_run_as_memory_allows(monkeypatch, available, limit, count):
+def test_the_number_of_compilers_is_limited_by_memory(monkeypatch, available, limit, count):
     monkeypatch.setattr(compilers, "count_logical_cores", lambda: 8)
     monkeypatch.setattr(compilers, "get_available_memory", lambda: available)
     monkeypatch.setattr(compilers, "get_address_limit", lambda: limit)
@@ -398,7 +398,7 @@ def damaged(content: bytes) -> dict[str, bytes]:
 @pytest.mark.sampled
 @pytest.mark.parametrize("damage", ["empty", "cut", "nearly whole", "zeros", "text", "one byte"])
 def test_a_damaged_object_file_is_compiled_again(tmp_path, damage):
-    """A full disk or a crash can leave anything; running it would be worse than compiling once more."""
+    """Never run bytes that a full disk or a crash has left."""
     KernelLibrary(["add"])
     path = tmp_path / "kernels" / get_object_file("add").parent.name / "add.o"
     path.parent.mkdir(parents=True)
@@ -453,7 +453,7 @@ def test_cache_folders_are_private(tmp_path):
 
 
 def test_an_object_file_is_valid_only_at_its_own_path(tmp_path):
-    """Copies under another kernel's name or another computer's key are refused."""
+    """Refuse copies under another kernel's name or another computer's key."""
     path = tmp_path / "key" / "add.o"
     write_checksummed(path, b"code")
     for other in (tmp_path / "key" / "select.o", tmp_path / "yek" / "add.o"):
@@ -465,7 +465,7 @@ def test_an_object_file_is_valid_only_at_its_own_path(tmp_path):
 
 @pytest.mark.parametrize(("place", "mode"), [("folder", 0o777), ("folder", 0o770), ("file", 0o666), ("file", 0o620)])
 def test_files_that_others_can_write_are_not_loaded(tmp_path, place: str, mode: int):
-    """The checksum is right, but a stranger can compute one too."""
+    """Refuse them even with the right checksum, which a stranger can compute too."""
     path = tmp_path / "key" / "add.o"
     write_checksummed(path, b"code")
     (path if place == "file" else path.parent).chmod(mode)
@@ -513,7 +513,7 @@ def test_the_cache_key_covers_all_sources_of_machine_code(tmp_path, monkeypatch)
 
 
 def test_compilers_receive_no_numba_setting_but_the_cpu(monkeypatch):
-    """NUMBA_DISABLE_JIT ended them, and slow code of NUMBA_OPT=0 was kept."""
+    """Set NUMBA_DISABLE_JIT, which ended them, and NUMBA_OPT=0, whose slow code was cached."""
     environment = {}
 
     def start(command, env, **others):
@@ -543,7 +543,7 @@ def test_a_failed_compilation_names_the_kernel():
 
 
 def test_running_out_of_memory_while_compiling_is_a_memory_error(monkeypatch):
-    """LLVM reports it in many ways and may abort: simulate it by a kernel that does not exist."""
+    """Simulate it by a kernel that does not exist, because LLVM reports it in many ways and may abort."""
     monkeypatch.setattr(compilers, "get_address_limit", lambda: 400 << 20)
     with pytest.raises(MemoryLimitError, match=r"not enough memory to compile the kernels: .*'nonsense'\)$"):
         KernelLibrary(["add", "nonsense"])

@@ -71,7 +71,7 @@ def test_streamed_weights_give_the_same_bits(family, share, tmp_path):
     streamed.close()
 
 
-def test_a_plan_holds_what_the_budget_allows(llama):
+def test_a_streaming_plan_stays_within_its_budget(llama):
     whole, plans = open_engine(llama, None), []
     assert stream_of(whole) is None and whole.warning is None
     for share in (0.0, 0.4, 0.8):
@@ -132,7 +132,7 @@ def test_memory_given_back_and_taken_again_changes_no_bit(family, share, tmp_pat
     streamed.close()
 
 
-def test_a_watch_asks_for_memory_when_half_of_what_was_left_is_gone(monkeypatch):
+def test_a_watch_requests_memory_when_half_of_the_rest_is_used(monkeypatch):
     left, watch = [400 << 20], MemoryWatch()
     monkeypatch.setattr(memory_watch, "get_available_memory", lambda: left[0])
     monkeypatch.setattr(memory_watch, "CHECK_SECONDS", 0.0)

@@ -242,7 +242,7 @@ def test_without_a_driver_no_cuda_module_is_imported(monkeypatch):
     model.close()
 
 
-def test_as_many_layers_go_to_the_card_as_fit():
+def test_a_card_gets_all_layers_that_fit():
     needed = GpuSizes([10, 10, 10, 30], 5)
     fitting = {free: count_fitting_layers(needed, MARGIN + free) for free in (0, 34, 35, 44, 45, 64, 65, 1000)}
     assert fitting == {0: 0, 34: 0, 35: 1, 44: 1, 45: 2, 64: 3, 65: 4, 1000: 4}

@@ -71,7 +71,7 @@ def card(heard: Heard, monkeypatch) -> CudaGpu:
 
 
 def test_every_call_makes_the_device_current_in_its_thread(card: CudaGpu, heard: Heard):
-    """A thread that forks a sequence copies a page before it runs anything."""
+    """Cover a thread that forks a sequence, which copies a page before its first run."""
     for call in (lambda: card.copy(1, 2, 3), lambda: card.allocate(8), lambda: card.allocate_pinned(8),
                  lambda: card.upload(1, np.zeros(8, np.uint8)), lambda: card.download(1, 8), card.close):  # fmt: skip
         heard.clear()
@@ -80,7 +80,7 @@ def test_every_call_makes_the_device_current_in_its_thread(card: CudaGpu, heard:
 
 
 def test_uploads_wait_until_the_bytes_have_arrived(card: CudaGpu, heard: Heard):
-    """cuMemcpyHtoD may return while bytes are on their way, for which no stream waits."""
+    """Wait after cuMemcpyHtoD, which may return before the bytes have arrived."""
     card.upload(1, np.zeros(8, np.uint8))
     assert heard[-3:] == ["cuMemcpyHtoDAsync", "sync", "sync"]
 
@@ -165,7 +165,7 @@ def test_kernel_arguments_are_encoded_as_integers():
 
 
 def test_only_our_own_kernels_are_compiled():
-    """Matrix products come from cuBLAS."""
+    """Leave matrix products to cuBLAS."""
     steps = [SimpleNamespace(kernel=name) for name in ("rms_norm", "product", "swiglu", "rms_norm")]
     assert list_kernels(steps) == {"rms_norm", "swiglu"}
 
@@ -302,7 +302,7 @@ def test_chunks_are_converted_where_they_arrive(card: CudaGpu, heard: Heard, mon
 
 
 def test_kernels_are_launched_and_products_sent_to_cublas(card: CudaGpu, heard: Heard, monkeypatch):
-    """Kernels are loaded once; cuBLAS has columns first."""
+    """Load kernels once; give cuBLAS the matrices in column order."""
     asked, launched = [], []
 
     def machine_code(missing, capability, progress, warn):

@@ -109,7 +109,7 @@ def test_attention_selects_a_kernel_by_tokens_type_and_head_size(tokens, state, 
 
 @pytest.mark.parametrize(("tokens", "kv_heads", "parts"), [(8, 2, 132), (9, 2, 15), (16, 2, 9), (16, 1, 17)])
 def test_contexts_are_divided_so_that_all_multiprocessors_work(tokens, kv_heads, parts):
-    """A decode of few tokens is divided as if each were alone."""
+    """Divide a decode of few tokens as if each were alone."""
     state = PagedState(0, kv_heads, 16, 32)
     (few,) = [step for step in steps_of(attending(state), tokens, [state]) if step.kernel.startswith("attend")]
     assert few.arguments["parts"] == parts
@@ -442,7 +442,7 @@ class Fed:
 
 
 def test_each_matrix_is_uploaded_once_in_planes_or_padded_rows(monkeypatch):
-    """Rows of plain values are padded to 16 bytes; a kernel unpacks blocks."""
+    """Pad rows of plain values to 16 bytes; let a kernel unpack blocks."""
     card, progress = Fed(), []
     plain = Tensor("plain", BY_NAME["F16"], (2, 20), np.arange(80, dtype=np.uint8).reshape(2, 40))
     blocks = Tensor("blocks", BY_NAME["Q8_0"], (3, 64), np.arange(3 * 68, dtype=np.uint8).reshape(3, 68))

@@ -71,7 +71,7 @@ def test_reading_waits_for_a_stage_after_writing():
 
 
 def test_writing_waits_for_a_stage_after_reading():
-    """For example add(x, y) → y in place while a matrix product reads y."""
+    """Order add(x, y) → y, in place, behind a matrix product that reads y."""
     x, y, z = (Buffer(1, 4) for _ in range(3))
     assert stages(step([y], [z]), step([x, y], [y])) == [0, 1]
 
@@ -151,7 +151,7 @@ def test_buffers_that_live_together_lie_apart(seed: int):
 
 
 def test_buffers_that_never_live_together_share_memory():
-    """A chain of a hundred needs room for two."""
+    """Expect memory for two buffers in a chain of a hundred."""
     buffers = [Buffer(1, LINE) for _ in range(101)]
     steps = [step([one], [other]) for one, other in pairwise(buffers)]
     assign_stages(steps)
@@ -159,7 +159,7 @@ def test_buffers_that_never_live_together_share_memory():
 
 
 def test_a_buffer_takes_the_gap_that_another_has_left():
-    """A gap of exactly its size is taken; a larger buffer goes behind."""
+    """Fill a gap of exactly its size; put a larger buffer after the others."""
     first, middle, last, fits, larger = (Buffer(1, size) for size in (2 * LINE, LINE, LINE, 2 * LINE, 2 * LINE + 1))
     steps = [step([], [first, middle, last]), step([first], [middle]), step([middle, last], [fits])]
     for some in (steps, [*steps[:2], step([middle, last], [larger])]):
@@ -173,7 +173,7 @@ def test_a_buffer_takes_the_gap_that_another_has_left():
 
 
 def test_buffers_of_external_memory_order_steps_and_take_none():
-    """For example a layer's keys in the cache."""
+    """Cover, for example, a layer's keys in the cache."""
     in_cache, x, y = Buffer(0, 0), Buffer(1, LINE), Buffer(1, LINE)
     steps = [step([x], [in_cache]), step([in_cache], [y])]
     assign_stages(steps)

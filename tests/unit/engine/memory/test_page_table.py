@@ -159,7 +159,7 @@ def act(world: World) -> None:
 
 @pytest.mark.parametrize("seed", range(25))
 def test_random_operations_leave_each_sequence_its_own_tokens(cache, seed: int):
-    """The cache is often full: a failed operation must change nothing."""
+    """Fill the cache often, and expect that a failed operation changes nothing."""
     world = World(cache, seed)
     for _ in range(60):
         try:
@@ -187,7 +187,7 @@ def test_a_table_that_does_not_fit_returns_its_pages(cache):
 
 
 def test_pages_within_a_forks_window_are_kept(cache):
-    """The fork begins a few tokens behind a page, so that its window reaches into the page before."""
+    """Fork a few tokens after a page's end, so that the window reaches into that page."""
     world = World(cache)
     original = world.allocate()
     world.append(original, PAGE + 6)

@@ -81,7 +81,7 @@ def test_states_belong_to_their_tokens_after_random_operations(monkeypatch, seed
 
 
 def test_snapshots_are_taken_at_ends_of_runs_and_pages():
-    """Single tokens are forgotten with the next one."""
+    """Drop the snapshot of a single token at the next token."""
     world = World(0)
     [some] = world.all
     for count in (5, 1, 1, 2, 1):

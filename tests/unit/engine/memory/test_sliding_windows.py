@@ -54,7 +54,7 @@ def test_pages_behind_the_window_are_given_back(engine):
 
 
 def test_truncating_beyond_the_slack_computes_the_same_logits(engine):
-    """Within the slack nothing is computed again."""
+    """Recompute nothing within the slack."""
     sequence, _ = read(engine, 500)
     assert sequence.truncate(400) == 400
     np.testing.assert_allclose(sequence.append(TOKENS[400:420]), alone(engine, TOKENS[:420]), atol=1e-4)
@@ -63,7 +63,7 @@ def test_truncating_beyond_the_slack_computes_the_same_logits(engine):
 
 
 def test_pages_that_a_shift_touched_are_given_back_again(engine):
-    """Keys are rotated in all pages, also in those that were given back."""
+    """Rotate keys in all pages, also in those that were given back."""
     sequence, _ = read(engine, 500)
     lost = sequence.store._dropped
     sequence.shift(0, 2 * PAGE)
@@ -76,7 +76,7 @@ def test_pages_that_a_shift_touched_are_given_back_again(engine):
 
 @pytest.mark.parametrize("length", [100, 70])
 def test_pages_that_forks_share_are_kept(engine, length):
-    """Of 70 tokens, those that the window sees are on two pages."""
+    """Use 70 tokens, of which the window sees two pages."""
     sequence, _ = read(engine, length)
     fork = sequence.fork()
     sequence.append(TOKENS[length:500])

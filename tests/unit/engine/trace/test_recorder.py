@@ -497,7 +497,7 @@ def test_verbs_refuse_tensors_that_do_not_fit(say, problem):
 
 
 def test_heads_are_recorded_as_experts_of_every_token():
-    """They are planned once for the same number of heads of the same rows."""
+    """Plan them once for equal head counts of the same rows."""
 
     def say(r):
         r.head_linear(x(8), w(2, 3, 4))
@@ -582,7 +582,7 @@ def test_hashed_embeddings_need_a_vocabulary_that_floats_can_count():
     [((), (0, 1, 2), 4), ((1,), (0, 1, 2), 4), ((2, 0), (0, 1, 2), 8), ((2, 2), (0, 2), 8)],
 )
 def test_inputs_of_tapped_layers_are_joined_and_exported(layers, entered, columns):
-    """They are joined in the requested order, once all exist."""
+    """Concatenate them in the requested order, as soon as all exist."""
     memory = np.zeros((1, 16), np.float32)
     recorder = Recorder(SimpleNamespace(vocab_size=VOCABULARY, width=WIDTH), CONTEXT, HiddenStateTap(memory, layers))
     assert recorder.reveals == (not layers)

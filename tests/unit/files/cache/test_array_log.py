@@ -72,7 +72,7 @@ def test_a_head_that_was_cut_is_begun_anew(tmp_path):
 
 
 @pytest.mark.parametrize("data", [b"x", b"dear diary, today", b"localllm records 2\n" + bytes(32)])
-def test_a_file_of_another_kind_stays(tmp_path, data: bytes):
+def test_a_file_in_another_format_is_left_unchanged(tmp_path, data: bytes):
     (tmp_path / "x").write_bytes(data)
     with pytest.raises(UsageError, match="x: expected a file written by localllm; move or rename this one"):
         ArrayLog(tmp_path / "x", "key").__enter__()
@@ -128,7 +128,7 @@ def test_a_record_is_on_the_disk_once_it_was_added(tmp_path, monkeypatch):
     assert synced == [b"".join(pieces[:end]) for end in (2, 3, 4)]
 
 
-def test_a_record_refused_by_the_disk_is_not_there(path: Path, monkeypatch):
+def test_a_record_that_the_disk_refused_is_not_read_back(path: Path, monkeypatch):
     """Let a record that could not be written take no room from the next one."""
     before = path.read_bytes()
 

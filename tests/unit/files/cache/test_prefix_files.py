@@ -148,7 +148,7 @@ def test_whole_runs_and_the_rest_with_logits_are_written(folder, monkeypatch, al
 
 
 @pytest.mark.parametrize(("room", "length"), [(99, 10), (9, 8), (7, 4), (3, None)])
-def test_as_much_is_found_as_fits_into_memory(folder, monkeypatch, room, length):
+def test_a_stored_prefix_is_cut_to_what_fits_into_memory(folder, monkeypatch, room, length):
     world, ids = World(monkeypatch), [*range(10)]
     world.write(10, 8)
     sequence = world.prefixes._engine.sequence
@@ -290,7 +290,7 @@ def test_the_size_limit_follows_environment_user_and_disk(folder, monkeypatch):
 
 
 @pytest.mark.parametrize(("most", "left"), [(100, "abcd"), (40, "abcd"), (39, "bcd"), (30, "bcd"), (20, "cd"), (9, "")])
-def test_the_least_recently_used_piece_goes_first(folder, monkeypatch, most, left):
+def test_the_least_recently_used_chunk_is_evicted_first(folder, monkeypatch, most, left):
     folder.mkdir()
     for age, name in enumerate("dcba"):
         (folder / (name * 32)).write_bytes(b"x" * 10)

@@ -24,7 +24,7 @@ def cache_folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_check_is_remembered_by_kind_and_hash():
+def test_a_check_is_cached_by_its_type_and_the_files_hash():
     assert not known.is_recorded("merges", "abc")
     known.record_check("merges", "abc")
     assert known.is_recorded("merges", "abc")

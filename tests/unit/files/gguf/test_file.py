@@ -434,7 +434,7 @@ def test_strings_are_counted_without_decoding_them(tmp_path):
         assert metadata["three"] == ["x", "xx", "xxx"] and metadata["none"] == [] and metadata["a"] == [["x"]]
 
 
-def test_changed_metadata_forgets_its_places_in_the_file(tmp_path):
+def test_changing_metadata_drops_recorded_file_offsets(tmp_path):
     content = built([key("a", U8, b"1"), key("b", U8, b"2"), of_strings(TOKENS, 1)])
     for change in (lambda metadata: metadata.__setitem__("a", 7), lambda metadata: metadata.__delitem__("a")):
         metadata = opened(tmp_path, content).metadata
@@ -482,7 +482,7 @@ OTHER_FILES = {
 
 
 @pytest.mark.parametrize("expected", OTHER_FILES)
-def test_another_kind_of_file_is_named(tmp_path, expected):
+def test_a_file_in_another_format_is_named_in_the_error(tmp_path, expected):
     path = tmp_path / "model.gguf"
     if OTHER_FILES[expected] is not None:
         path.write_bytes(OTHER_FILES[expected])

@@ -177,7 +177,7 @@ def test_mapped_strings_behave_like_a_list_and_a_dictionary():
     ]  # fmt: skip
 
 
-def test_after_many_lookups_the_index_becomes_a_dictionary(monkeypatch):
+def test_the_index_becomes_a_dictionary_after_many_lookups(monkeypatch):
     monkeypatch.setattr(metadata, "LOOKUPS", 3)
     texts = [f"text {number}" for number in range(10)]
     index = StringIndex(found_in(texts))
@@ -199,7 +199,7 @@ def test_strings_that_cannot_be_mapped_make_no_table():
     )
 
 
-def test_strings_with_the_same_checksum_are_told_apart(monkeypatch):
+def test_strings_with_the_same_checksum_are_distinguished(monkeypatch):
     monkeypatch.setattr(metadata, "crc32", lambda text: crc32(text) & 1)
     texts = [f"{number}" for number in range(8)]
     mapped = found_in(texts)

@@ -249,7 +249,7 @@ def test_a_seed_still_gives_the_recorded_tokens(options: dict, tokens: list[int]
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0}, {"typical": 0.8, "temperature": 1.7}], ids=str)
-def test_distribution_equals_what_sample_draws_from(options: dict):
+def test_samples_are_tokens_of_the_computed_distribution(options: dict):
     logits = random_logits(3000)
     sampler, twin = (Sampler(SamplingOptions(seed=5, **options), 2990) for _ in range(2))
     ids, probabilities = sampler.compute_distribution(logits)

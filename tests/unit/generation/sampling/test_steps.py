@@ -618,7 +618,7 @@ def test_options_turn_their_steps_on(options: dict, names: str):
     ({"repeat_last_n": -1, "dry_penalty_last_n": 7, "dry_sequence_breakers": "x"}, "penalties dry", -1, [b"x"]),
     ({"repeat_last_n": 9, "dry_penalty_last_n": -1, "dry_sequence_breakers": "x"}, "dry", -1, [b"x"]),
 ])  # fmt: skip
-def test_the_initial_state_holds_what_the_steps_need(options: dict, names: str, most: int, breakers: list[bytes]):
+def test_the_initial_state_has_every_field_that_steps_read(options: dict, names: str, most: int, breakers: list[bytes]):
     chosen = SamplingOptions(**options, mirostat_tau=3, adaptive_target=0.25).complete
     state = SamplerState.create(chosen, names.split(), None, 300, SPEAKER)
     assert (state.history.most, state.breakers._texts) == (most, breakers)

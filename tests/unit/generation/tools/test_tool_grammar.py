@@ -419,7 +419,7 @@ def test_marker_tokens_within_a_string_are_text():
 
 
 def test_a_copied_parser_is_independent():
-    """Also where a possible call turns out to be text."""
+    """Copy it also where a possible call turns out to be text."""
     reader = ToolCallParser(GENERIC, TOOLS)
     assert parts_of(reader, ['{"name": "time.now", "arguments": {"zone": "a']) == [
         (CALL, "time.now"), (ARGUMENTS, '{"zone": "a'),
@@ -715,7 +715,7 @@ def test_long_values_are_searched_only_once(size: int, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("choice", ["auto", "required"])
 @pytest.mark.parametrize("end", ["", "\n"])
 def test_the_token_of_a_call_ends_open_reasoning(choice: str, end: str):
-    """Also if a call is required."""
+    """Check it with a required call, too."""
     metadata = byte_level(GIVEN["merges"], "qwen2", (1, 3))
     pieces, kinds = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
     marks = {"tokens": [*pieces, "<tool_call>", "</tool_call>"], "token_type": [*kinds, USER_DEFINED, USER_DEFINED]}

@@ -100,7 +100,7 @@ def rights(address: int) -> str:
 
 @links_itself
 def test_memory_is_writable_or_executable_but_not_both():
-    """A mistake in a kernel must not be able to change kernels."""
+    """Keep a faulty kernel from changing the code of kernels."""
     code = MachineCode([object_of(SOURCE)], ["count", "counter"])
     assert [rights(code.addresses[name]) for name in ("count", "counter")] == ["rx", "rw"]
 
@@ -118,7 +118,7 @@ def test_unknown_functions_and_relocations_are_refused():
 
 
 def test_loading_compiled_kernels_does_not_import_llvmlite():
-    """llvmlite takes 50 ms to import."""
+    """Load them without llvmlite, whose import takes 50 ms."""
     library = "from localllm.kernels.build.library import KernelLibrary"
     program = f"import sys; {library}; KernelLibrary(['add']); print('llvmlite' in sys.modules)"
     for _ in range(2):  # the first may compile
@@ -127,7 +127,7 @@ def test_loading_compiled_kernels_does_not_import_llvmlite():
 
 
 def test_the_detected_processor_is_cached_for_this_computer(tmp_path, monkeypatch):
-    """The key is Linux's description: another computer with the same home asks LLVM."""
+    """Use Linux's description as the key, so that another computer with the same home asks LLVM."""
     detected = []
     monkeypatch.setenv("LOCALLLM_CACHE", str(tmp_path))
     monkeypatch.setattr(machine, "detect_by_llvm", lambda: detected.append(1) or ("znver9", "+sse2,-avx"))

@@ -126,7 +126,7 @@ def product_error(got: np.ndarray, x: np.ndarray, weights: np.ndarray) -> float:
 
 
 def test_lists_of_types_agree():
-    """localllm.kernels.cpu names them without importing Numba."""
+    """Compare the list of localllm.kernels.cpu, which does not import Numba."""
     assert {name: format.sub_block for name, format in QUANTIZED.items()} == cpu.SUB_BLOCK
     assert set(PLAIN) == cpu.FLOAT_FORMATS
 
@@ -290,7 +290,7 @@ def test_slicing_copies_columns_of_every_group(call, first, end, period):
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize(("heads", "left", "right"), [(1, 5, 7), (4, 32, 16), (3, 20, 33)])
-def test_concatenated_heads_alternate(call, heads, left, right, shared):
+def test_concatenating_heads_alternates_both_inputs(call, heads, left, right, shared):
     x, z = normal(7, heads * left), normal(7, right if shared else heads * right, seed=1)
 
     def compute(parts):
@@ -670,7 +670,7 @@ def test_quantize_agrees_with_numpy_and_rounds_within_half_a_step(call, tokens, 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("in_pairs", [False, True])
 def test_quantize_keeps_nan_in_scales_and_sums(call, value, in_pairs):
-    """Only the 32 values around it are affected."""
+    """Expect NaN in the scale and sum of its 32 values alone."""
     x = activations(64, 320)
     x[np.arange(64), (np.arange(64) * 33) % 320] = value
     x[40:, 5] = np.inf
@@ -755,7 +755,7 @@ MANY = max(FEW) + 1  # tokens, for which every format is read in tiles
 @pytest.mark.parametrize("tokens", [0, 1, 2, 7, *sorted(FEW), MANY, 130])
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_quantized_products_multiply_integers_exactly(call, name, tokens):
-    """Both planes are used, or the high one for many tokens."""
+    """Use both planes, or the high one for many tokens."""
     for rows, columns in quantized_shapes(name):
         data, weights = random_matrix(name, rows, columns)
         x = activations(tokens, columns)

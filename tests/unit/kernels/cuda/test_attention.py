@@ -217,7 +217,7 @@ def test_few_tokens_with_unlimited_lookahead_agree_with_numpy():
 @pytest.mark.sampled
 @pytest.mark.slow(3)
 def test_attention_of_many_tokens_on_tensor_cores_agrees_with_numpy():
-    """It needs whole warps, so a process of its own."""
+    """Run it in a process of its own, because it needs whole warps."""
     tests = Path(__file__).with_name("whole_warps.py")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
     done = subprocess.run(command, env={**os.environ, "SIMULATED_WARP": "32"}, capture_output=True, text=True)
@@ -247,7 +247,7 @@ def test_a_context_is_divided_so_that_the_gpu_is_full(kv_heads, group):
 
 
 def test_cache_types_on_gpus_are_those_of_the_kernels():
-    """The list is read before any kernel is imported."""
+    """Compare the list that is read before any kernel is imported."""
     from localllm.kernels.cuda.attention import cache
 
     assert {name.lower() for name in cache.STORAGE} == set(ON_GPU)

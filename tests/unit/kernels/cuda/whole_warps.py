@@ -59,7 +59,7 @@ def test_attention_of_many_tokens_agrees_with_numpy(kinds, shape, spans, options
 
 
 def test_huge_queries_and_nan_of_many_tokens_stay_apart():
-    """float16 cannot represent the huge ones."""
+    """Use queries that float16 cannot represent."""
     shape, tokens = Shape(16, 16, 1, 1), run([(4, 40)])
     q, keys, values = content(shape, tokens, ("F16", "F16"))
     q[1] *= np.float32(1e6)

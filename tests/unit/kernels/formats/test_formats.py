@@ -65,7 +65,7 @@ def random_blocks(name: str, scale: int | None = None) -> np.ndarray:
 @pytest.mark.parametrize("name", sorted(UNPACK.keys() - {"MXFP4", "NVFP4"}))
 @pytest.mark.parametrize("bits", [0x7C00, 0xFC00, 0x7E00])
 def test_infinite_scales_give_infinite_weights(name, bits):
-    """gguf gives the same."""
+    """Compare with gguf, which gives the same."""
     data = random_blocks(name, scale=bits)
     with np.errstate(invalid="ignore"):
         expected = dequantized(name, data)

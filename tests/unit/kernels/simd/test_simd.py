@@ -238,7 +238,7 @@ def test_constants_repeat_over_all_lanes():
 
 
 @pytest.mark.skipif(not get_lane().has_instructions("fma"), reason="needs FMA")
-def test_fma_rounds_once():
+def test_fused_multiply_add_rounds_only_once():
     load, store, fma = simd.load_f32x16, simd.store_f32x16, simd.fma_f32x16
     close = -(X * Y)  # what is left of x * y + close is the rounding error of x * y
     got = result(np.float32, 16, lambda out, x, y, z: store(out, fma(load(x), load(y), load(z))), X, Y, close)
@@ -260,7 +260,7 @@ def test_max_and_min_return_the_second_operand_for_nan(function, expected):
 
 
 def test_the_largest_size_of_two_vectors_is_nan_if_any_lane_is():
-    kernel = njit(lambda x, y: simd.largest_size_f32x16(simd.load_f32x16(x), simd.load_f32x16(y)))
+    kernel = njit(lambda x, y: simd.max_magnitude_f32x16(simd.load_f32x16(x), simd.load_f32x16(y)))
 
     def largest_size(x, y):
         return kernel(x.ctypes.data, y.ctypes.data)
@@ -293,7 +293,7 @@ POWERS = np.array([-126, -125, -64, -3, -2, -1, 0, 1, 2, 3, 10, 64, 100, 125, 12
     [
         (simd.abs_f32x16, X, np.abs(X)),
         (simd.round_f32x16, HALVES, np.rint(HALVES)),
-        (simd.two_to_the, POWERS, np.ldexp(np.float32(1), POWERS.astype(int))),
+        (simd.raise_two, POWERS, np.ldexp(np.float32(1), POWERS.astype(int))),
         (simd.reciprocal_f32x16, X, 1 / X),
     ],
 )
@@ -303,7 +303,7 @@ def test_functions_of_one_vector_agree_with_numpy(function, argument, expected):
 
 
 def test_fma_of_integers_agrees_with_numpy():
-    """Integers hide whether it rounds once or twice."""
+    """Use integers, which hide whether it rounds once or twice."""
     x, y, z = (np.round(value) for value in (X, Y, Z))
 
     def kernel(out, x, y, z):
@@ -418,15 +418,15 @@ def test_vectors_are_concatenated_and_repeated():
 
 
 def test_an_integer_is_split_into_bytes():
-    got = result(np.float32, 8, lambda out, x: simd.store_f32x8(out, simd.float_u8x8(simd.bytes_of(x))), -2)
+    got = result(np.float32, 8, lambda out, x: simd.store_f32x8(out, simd.float_u8x8(simd.split_int64(x))), -2)
     np.testing.assert_array_equal(got, [254] + [255] * 7)
 
 
 def test_gathering_float16_reads_at_a_stride():
     halves = random(np.float16, 8 * 9)
     gather = simd.make_gather_f16(18)
-    gathered = result(np.float32, 8, lambda out, x: simd.store_f32x8(out, gather(x)), halves)
-    np.testing.assert_array_equal(gathered, halves[::9])
+    emit_gather = result(np.float32, 8, lambda out, x: simd.store_f32x8(out, gather(x)), halves)
+    np.testing.assert_array_equal(emit_gather, halves[::9])
 
 
 def test_gathering_planes_transposes_bytes():
@@ -471,7 +471,7 @@ def test_rotating_moves_bits_within_quads():
     np.testing.assert_array_equal(got, quads << left | quads >> (-left.view(np.int64) % 64).view(np.uint64))
 
 
-def test_where_adds_to_lanes_whose_bit_is_set():
+def test_a_masked_add_changes_only_lanes_whose_bit_is_set():
     add = simd.make_where([1 << i % 8 for i in range(64)], 16)
     bits = random(np.uint8, 64, 5)
 
@@ -619,7 +619,7 @@ def test_dot_products_of_bytes_agree_with_numpy_on_every_instruction_set(variant
     """Check also the largest products of both signs, which must not saturate."""
     pretend(features, monkeypatch)
     if variant is not simd.dot_vnni_256 and variant is not simd.dot_generic:
-        assert simd.dot_variant() is variant
+        assert simd.select_dot() is variant
 
     @simd.operation(simd.i32x16, simd.i32x16, simd.u8x64, simd.u8x64)
     def dot(builder, accumulator, unsigned, signed):
@@ -646,7 +646,7 @@ SIGNED = [{"avx2", "ssse3", "sse2"}, {"ssse3", "sse2"}, {"neon", "dotprod", "i8m
 @pytest.mark.parametrize("features", SIGNED)
 def test_dot_products_of_signed_bytes_agree_with_numpy(features, monkeypatch):
     pretend(features, monkeypatch)
-    emit = simd.signed_dot_variant()
+    emit = simd.select_signed_dot()
     assert emit
 
     @simd.operation(simd.i32x16, simd.i32x16, simd.u8x64, simd.u8x64)

@@ -104,7 +104,7 @@ def test_an_embeddings_errors_count_by_themselves():
 
 @pytest.mark.parametrize("of", ["build_feedback", "_measure_held_out"])
 def test_moments_of_a_shared_activation_are_summed_once(of: str):
-    """An activation of one matrix only is summed for it."""
+    """Sum an activation of a single matrix for that matrix."""
     meeting, shared, other = looking(SensitivityCollector), BatchedActivations([1]), BatchedActivations([1])
 
     def summed(shared: Any, n: int) -> Any:
@@ -138,7 +138,7 @@ def expected(job: Any, n: int, rows: list[int]) -> list[float]:
 def test_costs_of_types_are_relative_to_the_output(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], looked_at: list[int]
 ):
-    """A few matrices of a stack and a few of their rows are sampled; all of it is encoded."""
+    """Sample a few matrices of a stack and a few of their rows; encode the whole sample."""
     monkeypatch.setattr(survey, "SAMPLE_ROWS", 4)
     job = job_of("x", *shape)
     surveyed = looking(SensitivityCollector, job)
@@ -196,7 +196,7 @@ def test_each_adjustable_matrix_is_measured_once():
 
 
 def test_harm_is_measured_by_groups_of_matrices(monkeypatch: pytest.MonkeyPatch):
-    """It is the divergence of some prompts with one coarse group, relative to its error."""
+    """Measure the divergence of a few prompts with one coarse group, relative to that group's error."""
     names = ["blk.0.attn_q.weight", "blk.1.attn_k.weight", "output.weight"]
     jobs = {name: job_of(name, 4, COLUMNS) for name in [*names, "other"]}
     jobs["other"] = job_of("other", 4, COLUMNS, before="Q4_K")

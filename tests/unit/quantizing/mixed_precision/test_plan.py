@@ -33,7 +33,7 @@ def size_of(name: str) -> tuple[int, int]:
 
 @pytest.mark.parametrize("columns", [32, 64, 256, 512, 544, 31, 48])
 def test_candidate_types_fit_the_rows(columns: int):
-    """Rows of 256 also get the types of super-blocks."""
+    """Offer the types with superblocks for rows of 256, too."""
     offered = list_candidates(columns)
     of_blocks = ["Q4_0", "IQ4_NL", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
     of_super_blocks = ["Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K"]
@@ -47,7 +47,7 @@ def test_candidate_types_fit_the_rows(columns: int):
 
 
 def test_a_types_cost_is_its_error_and_the_rounding_of_inputs():
-    """Rounding depends on the number of inputs that share a scale."""
+    """Add the rounding error of inputs for the number of inputs that share a scale in the type."""
     need = Sensitivity("x", 256, {"Q4_K": 0.25, "Q4_0": 0.5}, {256: 0.125, 32: 0.0625}, harm=8.0)
     assert (need.predict_divergence("Q4_K"), need.predict_divergence("Q4_0")) == (8 * 0.375, 8 * 0.5625)
     assert Sensitivity("x", 256, {"Q4_K": 0.25}, harm=8.0).predict_divergence("Q4_K") == 2
@@ -109,7 +109,7 @@ def calibration_of(count: int) -> Any:
     [(20, [1, 4, 6, 8, 11, 13, 15, 18]), (13, [6]), (12, [0, 2, 4, 6, 8, 10]), (3, [0, 1, 2]), (30, None)],
 )
 def test_held_out_chunks_are_spread_evenly_and_not_read(count: int, held: list[int] | None):
-    """At most eight are held out; where all chunks are read, some of those."""
+    """Hold out at most eight; if all chunks are read, some of those."""
     calibration = calibration_of(count)
     read, held_out = calibration.select_chunks(MEASURED_CHUNKS), select_held_out(calibration)
     numbers = [int(chunk[0]) for chunk in held_out]

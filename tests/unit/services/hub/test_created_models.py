@@ -150,7 +150,7 @@ def test_an_adapter_belongs_to_the_name(folder: Path, cli, tiny: str):
         ("qwen3-4b", "FROM base", "the name of a known model"),
     ],
 )
-def test_what_cannot_be_created_is_told_in_one_line(folder: Path, cli, name: str, text: str, message: str):
+def test_models_that_cannot_be_created_are_refused_in_one_line(folder: Path, cli, name: str, text: str, message: str):
     code, err = create(cli, text, name)
     assert code in (2, 3) and err.count("\n") == 1 and message in err
     assert os.listdir(folder / "models") == ["base.gguf"]

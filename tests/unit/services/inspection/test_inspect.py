@@ -108,7 +108,7 @@ def test_inspect_explains_why_a_file_cannot_run(
 def test_inspect_tells_what_a_model_computes_of_a_text(
     monkeypatch: pytest.MonkeyPatch, bidirectional: bool, fills: bool, pooling: str, expected: str
 ):
-    """Generative models may compute embeddings, too, if the file says so."""
+    """Report embeddings of generative models, too, if the file says so."""
     monkeypatch.setattr(inspect, "HyperparameterReader", SimpleNamespace(from_file=lambda file: file))
     monkeypatch.setattr(inspect, "read_pooling", lambda fields: {"file": "last", "bare": None}[fields])
     h: Any = SimpleNamespace(bidirectional=bidirectional, is_diffusion=fills, pooling=pooling)

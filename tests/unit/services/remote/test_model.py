@@ -592,7 +592,7 @@ def make_mapping(texts: list[str], options: GenerationOptions | None = None, n: 
     return RemoteMapping(RemoteModel(endpoint), PromptBuilder(), options or GenerationOptions(), records, n), endpoint
 
 
-def test_at_most_32_requests_run_at_once():
+def test_no_more_than_32_requests_run_at_once():
     many, endpoint = make_mapping([str(number) for number in range(50)])
     outputs = {record.id: result["output"] for record, result in many}
     assert outputs == {number: str(number) for number in range(50)} and endpoint.most == AT_ONCE

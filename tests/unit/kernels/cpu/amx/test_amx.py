@@ -280,7 +280,7 @@ def test_models_in_tiles_agree_with_the_goldens(model_path, name):
 @pytest.mark.usefixtures("in_tiles")
 @pytest.mark.parametrize("name", ["llama", "gemma2", "lfm2", "llama_moe", "gpt_oss", "deepseek2_lite", "phi3_longrope"])
 def test_architectures_in_tiles_agree_with_the_goldens(model_path, name):
-    """The largest error measured is 1.03e-9, of deepseek2_lite."""
+    """Accept the largest measured error, 1.03e-9 of deepseek2_lite."""
     test_goldens.check_architecture(name, model_path(name), 3e-9)
 
 
@@ -297,7 +297,7 @@ def test_batches_in_tiles_agree_with_decode(model_path, name, bound):
 @at_length
 @pytest.mark.usefixtures("in_tiles")
 def test_runs_of_any_size_in_tiles_agree_for_experts(model_path):
-    """Weights in float32 are never rounded to one plane."""
+    """Never round weights in float32 to one plane."""
     test_experts.test_runs_of_any_size_agree_for_models_with_experts(
         lambda name: GGUFFile.open(model_path(name)), "llama_moe"
     )
@@ -358,7 +358,7 @@ for name in sys.argv[1:]:
 @pytest.mark.slow
 @needs_x86
 def test_compiled_tiles_use_amx_instructions_and_never_spill(tmp_path):
-    """Compiled for a CPU that has them, kernels configure and release tiles."""
+    """Compile for a CPU with AMX; expect kernels that configure and release tiles."""
     names = ["linear_tiles_quantized", *["attend_tiles-F16"] * everything()]
     assembly = run_as("sapphirerapids", tmp_path, "-c", ASSEMBLY, *names)
     for instruction in ("ldtilecfg", "tilerelease"):

@@ -387,7 +387,7 @@ def planned(
     ids=lambda runs: f"{len(runs)}x{runs[0]}",
 )
 def test_units_cover_every_visible_key_once(call, runs, group, window, chunked):
-    """A unit has one sequence, begins at a multiple of 16, and writes partial results of its own."""
+    """Expect units of one sequence that begin at a multiple of 16 and write partial results of their own."""
     shape, (tokens, lengths) = Shape(64, 64, 2, group), map(list, zip(*runs, strict=True))
     header = Header(tokens, lengths)
     plan = planned(call, header, shape, window, chunked)
@@ -553,7 +553,7 @@ def test_attention_in_windows_agrees_with_numpy(call, shape, window):
 @pytest.mark.parametrize("lookahead", [1, 15, 64, 1 << 20])
 @pytest.mark.parametrize("shape", [Shape(64, 64, 2, 2), Shape(20, 48, 1, 5)])
 def test_attention_with_lookahead_agrees_with_numpy(call, shape, lookahead):
-    """Encoders see a limited number of later tokens, or all."""
+    """Let tokens attend to a limited number of later tokens, or to all, as in encoders."""
     texts = [text("F16", shape, *position, seed) for seed, position in enumerate(MIXED)]
     got = attend(call, "F16", shape, texts, 3, lookahead=lookahead, scattered=True)
     for rows, one in zip(got, texts, strict=True):
@@ -661,7 +661,7 @@ def test_nan_in_keys_values_or_queries_stays_visible(call, side, softcap, tokens
 
 
 def test_lists_of_cache_types_agree():
-    """Several modules have one, because some of them import neither NumPy nor Numba."""
+    """Compare the modules' lists, which exist because some modules import neither NumPy nor Numba."""
     assert list(cache.STORAGE) == NAMES
     lists = storage.STORAGE, remembered.ROUNDING, [name.lower() for name in NAMES]
     assert len({tuple(sorted(names)) for names in lists}) == 1

@@ -119,7 +119,7 @@ def test_selected_keys_agree_with_numpy(call, kind, heads, dim, block):
 @pytest.mark.parametrize("kind", ["F32", "F16"])
 @pytest.mark.parametrize(("heads", "dim", "block", "local"), [(4, 24, 16, 1), (3, 16, 5, 2), (1, 7, 100, 1)])
 def test_selected_blocks_agree_with_numpy(call, kind, heads, dim, block, local):
-    """A block is scored by its best key, and the last blocks are always visible."""
+    """Score a block by its best key; the last blocks are always visible."""
     question, most = Question(kind, [(3, 130), (1, 12), (2, 300), (1, 33)], heads, dim), 3
 
     def compute(parts: int) -> np.ndarray:
@@ -152,7 +152,7 @@ def test_selected_keys_on_a_gpu_agree_with_numpy(kind, block, local):
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
 def test_a_token_with_infinite_weights_selects_no_key(call, wrong):
-    """Its attention then gives NaN."""
+    """Expect no selected key, so that attention gives NaN."""
     question = Question("F32", [(2, 64)], 2, 16)
     question.weights[1] = wrong
     y, scratch = np.full((3, CONTEXT // 32), 7, np.uint32), Scratch(count_selection_scratch(2, 16, CONTEXT))

@@ -134,7 +134,7 @@ def test_a_router_with_nan_gives_weights_of_nan(call, routing, value):
         assert (experts >= 0).all() and (experts < routing.experts).all()
 
 
-def test_of_equal_scores_the_first_expert_is_chosen(call):
+def test_the_first_expert_of_equal_scores_is_selected(call):
     scores = np.zeros((2, 8), np.float32)
     scores[1, [2, 5, 7]] = 1
     for routing in (Routing(8, 3), Routing(8, 3, groups=4, groups_used=2)):
@@ -146,7 +146,7 @@ def test_of_equal_scores_the_first_expert_is_chosen(call):
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("logit", [-5.0, -13.0, -20.0, -60.0])
 def test_weights_of_tiny_sigmoids_stay_tiny(call, logit, groups):
-    """Weights are divided by their sum, but at most by 2^-14, as in llama.cpp."""
+    """Divide weights by their sum, but at least by 2^-14, as llama.cpp does."""
     routing = Routing(16, 4, sigmoid=True, normalized=True, scale=2.5, groups=groups, groups_used=groups)
     scores = (logit + 0.5 * normal(5, 16)).astype(np.float32)
     expected = exact_choice(scores, routing, None)
@@ -203,7 +203,7 @@ class Plan:
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize("kind", CHOICES)
 def test_an_expert_plan_groups_rows_by_expert_and_reserves_space_for_products(call, kind, tokens):
-    """Every pair has a row, and an expert's rows keep the order of tokens."""
+    """Expect a row for every pair, and an expert's rows in the order of tokens."""
     plan = Plan(call, CHOICES[kind](tokens))
     flat = plan.chosen.reshape(-1)
     assert plan.count <= plan.most
@@ -227,7 +227,7 @@ def test_gathered_rows_scatter_back_to_their_tokens(call, kind, tokens, columns)
     bias = normal(8, columns, seed=3)
     source, vectors = padded(x), at_end_of_page(padded_vectors(bias))
 
-    def gathered(parts, weights=0):
+    def emit_gather(parts, weights=0):
         y = output(plan.count, columns)
         lists = {"pairs": plan.pairs, "used": plan.used, "x": source, "x_stride": source.strides[0]}
         lists["part_bytes"] = 0
@@ -250,9 +250,9 @@ def test_gathered_rows_scatter_back_to_their_tokens(call, kind, tokens, columns)
         return written(y, plan.count, columns)
 
     pairs = plan.pairs[: plan.count]
-    rows = for_any_parts(gathered)
+    rows = for_any_parts(emit_gather)
     np.testing.assert_array_equal(rows, x[pairs // plan.used])
-    weighed = for_any_parts(lambda parts: gathered(parts, weights))
+    weighed = for_any_parts(lambda parts: emit_gather(parts, weights))
     np.testing.assert_array_equal(weighed, rows * weights.reshape(-1)[pairs][:, None])
     np.testing.assert_array_equal(for_any_parts(lambda parts: added(parts, rows)), rows + bias[plan.expert_of_row])
     results = normal(plan.count, columns, seed=4)
@@ -486,7 +486,7 @@ def test_invalid_deepseek_metadata_is_refused(golden, fields, problem):  # noqa:
 
 
 def test_separate_expert_tensors_equal_stacked_ones_if_equally_spaced(golden):  # noqa: F811
-    """Files until 2024 had them."""
+    """Read them as files until 2024 stored them."""
     apart, stacked = golden("llama_moe"), golden("llama_moe")
     for name in [name for name in apart.tensors if "_exps" in name]:
         stack = apart.tensors.pop(name)

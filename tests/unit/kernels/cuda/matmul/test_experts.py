@@ -132,7 +132,7 @@ def test_gathered_rows_scatter_back_to_their_tokens_on_a_gpu(is_weighted):
 
 
 def test_joining_gathered_heads_restores_their_order():
-    """Each expert reads and writes other columns."""
+    """Let each expert read and write its own columns."""
     tokens, heads, columns = 3, 4, 5
     plan, x = Plan(np.tile(np.arange(heads), (tokens, 1)), heads), normal(tokens, heads * columns)
     source, dealt, back = padded(x), output(tokens * heads, columns), output(tokens, heads * columns)

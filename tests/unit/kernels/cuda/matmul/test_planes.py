@@ -211,7 +211,7 @@ def test_products_of_experts_on_a_gpu_agree_with_numpy(name):
 
 @pytest.mark.parametrize("kernel", ["linear_planes-2-Q8_0", "linear_plain-2-F16"])
 def test_grids_have_blocks_for_all_experts(kernel):
-    """Only the running kernel knows how many experts are used."""
+    """Launch blocks for all experts, because only the running kernel knows how many are used."""
     arguments = {"rows": 3, "columns": 64, "active_count": np.zeros(1, np.int64), "experts": 4}
     assert compute_grid(kernel, arguments, 6).y == 4 and compute_grid(kernel, arguments, 2).y == 2
 
@@ -231,7 +231,7 @@ def test_products_of_plain_weights_on_a_gpu_agree_with_numpy(name, most, count, 
 
 
 def test_infinite_activations_and_scales_stay_visible():
-    """Other tokens and rows do not change."""
+    """Expect no change of other tokens and rows."""
     columns = 64
     blocks, exact = blocks_of("Q8_0", 3, columns)
     blocks.reshape(3, 2, -1)[1, 1, :2] = np.array([np.inf], "<f2").view(np.uint8)
