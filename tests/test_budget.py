@@ -9,7 +9,7 @@ BUDGET = {
     "localllm/arch": 12_820,
     "localllm/cli": 12_250,
     "localllm/compat": 1_345,
-    "localllm/convert": 8_365,
+    "localllm/convert": 8_615,
     "localllm/engine": 11_910,
     "localllm/files": 3_710,
     "localllm/generation": 13_790,

@@ -64,7 +64,7 @@ class MergedTensor:
         self._updates = [MatrixUpdate.make(each, scale, self.name == EMBEDDING) for each, scale in updates]
         self._norms = dict[tuple[int, int], np.ndarray]()  # of columns, by update and matrix
 
-    def rows(self, first: int, last: int) -> np.ndarray:
+    def read_rows(self, first: int, last: int) -> np.ndarray:
         merged, height = np.empty((last - first, self.shape[-1]), np.float32), self.shape[-2]
         for matrix in range(first // height, -(-last // height)):  # of a stack
             begin, end = max(first, matrix * height), min(last, (matrix + 1) * height)
@@ -87,7 +87,7 @@ class MergedTensor:
         return merged
 
     def _read(self, first: int, last: int) -> np.ndarray:
-        stored = self._widener.dequantize(self._tensor.format, self._tensor.rows(first, last), self.shape[-1])
+        stored = self._widener.dequantize(self._tensor.format, self._tensor.read_rows(first, last), self.shape[-1])
         return np.array(stored, np.float32).reshape(last - first, self.shape[-1])
 
     def _compute_column_norms(self, number: int, matrix: int) -> np.ndarray:

@@ -30,7 +30,7 @@ from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf.file import GGUFFile, Tensor
 from localllm.files.gguf.header import printable
 from localllm.files.gguf.metadata import Irregularities, Metadata
-from localllm.files.gguf.tensor_source import GGUFSource, Source, SourceTensor, count_rows
+from localllm.files.gguf.tensor_source import GGUFModelSource, Source, SourceTensor, count_rows
 from localllm.files.gguf.writer import pack_value
 from localllm.files.text_file import read_text
 from localllm.kernels.dequantize_rows import RowDequantizer
@@ -79,7 +79,7 @@ def view_as_gguf(source: Source) -> GGUFFile:
         file = view_as_gguf(source.inner)
         vectors = {name: load_vector(tensor) for name, tensor in source.folded.items() if len(tensor.shape) == 1}
         return UnwrittenFile(source.path, source.metadata, {**file.tensors, **vectors})
-    if isinstance(source, GGUFSource):
+    if isinstance(source, GGUFModelSource):
         return source.file
     tensors = {}
     for tensor in source.tensors:
@@ -93,7 +93,7 @@ def view_as_gguf(source: Source) -> GGUFFile:
 
 
 def load_vector(tensor: SourceTensor) -> Tensor:
-    return Tensor(tensor.name, tensor.format, tensor.shape, tensor.rows(0, 1).reshape(-1))
+    return Tensor(tensor.name, tensor.format, tensor.shape, tensor.read_rows(0, 1).reshape(-1))
 
 
 class UnwrittenFile(GGUFFile):

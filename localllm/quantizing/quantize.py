@@ -23,10 +23,10 @@ from localllm.errors import MemoryLimitError, ModelError, UsageError
 from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.header import printable
-from localllm.files.gguf.tensor_source import GGUFSource, Source, SourceTensor, count_rows
+from localllm.files.gguf.tensor_source import GGUFModelSource, Source, SourceTensor, count_rows
 from localllm.files.gguf.writer import pack_value, write_body
 from localllm.files.models_folder import SPLIT
-from localllm.files.safe_file import ExclusiveWriter, SafeFile
+from localllm.files.safe_file import SafeFile, WriteLock
 from localllm.kernels.build.objects import Progress
 from localllm.kernels.dequantize_rows import RowDequantizer, can_dequantize
 from localllm.quant.block_codes import dequantize
@@ -67,14 +67,14 @@ def open_source(path: str, projector: bool = False) -> Source:
         return open_projector(path) if projector else open_folder(path)
     if projector:
         raise UsageError(f"{path}: --mmproj needs the folder of a Hugging Face checkpoint")
-    return GGUFSource(GGUFFile.open(path))
+    return GGUFModelSource(GGUFFile.open(path))
 
 
 def require_valid_source(
     source: Source, overrides: Sequence[tuple[str, object]], edits: MetadataEdits = NO_EDITS
 ) -> None:
     """Raise ModelError if a GGUF file would be invalid with this metadata."""
-    if isinstance(source, GGUFSource):
+    if isinstance(source, GGUFModelSource):
         require_valid_edits(source.file, overrides, edits)
 
 
@@ -155,7 +155,7 @@ def prune_layers(source: Source, layers: str) -> Source:
     from localllm.quantizing.calibrate import view_as_gguf
 
     pruned = PrunedSource(source, parse_layers(layers))
-    if isinstance(source, GGUFSource):
+    if isinstance(source, GGUFModelSource):
         require_valid(view_as_gguf(pruned))
     return pruned
 
@@ -267,7 +267,7 @@ def quantize_model(
     targets = check_output(plan, path, request)
     with ExitStack() as stack:
         for target in targets:
-            stack.enter_context(ExclusiveWriter(target))
+            stack.enter_context(WriteLock(target))
         clamped = ClampedWeights(request.strict)
         stages = on_stage or (lambda stage, done, total, name: on_progress(done if stage != SCALES_STAGE else 0, name))
         try:
@@ -421,10 +421,10 @@ def encode_new_rows(
     """
     tensor = job.tensor
     if job.is_copied and not can_dequantize(tensor.format):
-        return tensor.rows(first, last)
+        return tensor.read_rows(first, last)
     weights = dequantize_finite(widener, tensor, first, last)
     if job.is_copied:
-        return tensor.rows(first, last)
+        return tensor.read_rows(first, last)
     rows = encode(job.format.name, weights, None if importance is None else importance[first // tensor.shape[-2]])
     clamped.check(tensor.name, job.format, weights, rows)
     return rows

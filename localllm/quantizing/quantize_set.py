@@ -20,7 +20,7 @@ import numpy as np
 
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.gguf.writer import build_header, get_alignment
-from localllm.files.safe_file import ExclusiveWriter, SafeFile
+from localllm.files.safe_file import SafeFile, WriteLock
 from localllm.frozen import frozen
 from localllm.kernels.dequantize_rows import RowDequantizer, can_dequantize
 from localllm.quant.encode import encode
@@ -293,7 +293,7 @@ class QuantizeSet:
         files = [file for group in self._files for file in group]
         with ExitStack() as stack:
             for file in files:
-                stack.enter_context(ExclusiveWriter(file.target))
+                stack.enter_context(WriteLock(file.target))
                 stack.callback(file.close)
             finished = self._state.done if self.resumes else 0
             self._state.done = finished
@@ -406,7 +406,7 @@ def encode_rows(
     for name, job in jobs.items():
         start = perf_counter()
         if job.is_copied:
-            rows[name] = np.ascontiguousarray(tensor.rows(first, last))
+            rows[name] = np.ascontiguousarray(tensor.read_rows(first, last))
         else:
             assert weights is not None
             rows[name] = encode(name, weights, weight if job.format.block > 1 else None)

@@ -13,7 +13,7 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.header import MAGIC
 from localllm.files.gguf.tensor_source import GGUFTensor, count_rows
 from localllm.files.gguf.writer import OutputTensor, PackedValue, build_header, get_alignment, pack_value, write_body
-from localllm.files.safe_file import ExclusiveWriter, SafeFile, resolve_target
+from localllm.files.safe_file import SafeFile, WriteLock, resolve_target
 from localllm.frozen import frozen
 from localllm.quantizing import splitting
 from localllm.quantizing.metadata_edits import MetadataEdits
@@ -94,7 +94,7 @@ def write_files(source: GGUFFile, files: Sequence[OutputFile], on_bytes: OnBytes
 
     with ExitStack() as stack:
         for target in targets:
-            stack.enter_context(ExclusiveWriter(target))
+            stack.enter_context(WriteLock(target))
         safe_files = [stack.enter_context(SafeFile(target)) for target in targets]
         for safe, file in zip(safe_files, files, strict=True):
             tensors = [
@@ -114,7 +114,7 @@ def iterate_bytes(tensor: GGUFTensor) -> Iterator[np.ndarray]:
     step = max(CHUNK_BYTES // tensor.format.row_bytes(tensor.shape[-1]), 1)
     for first in range(0, rows, step):
         last = min(first + step, rows)
-        yield tensor.rows(first, last)
+        yield tensor.read_rows(first, last)
         tensor.release_rows(first, last)
 
 
@@ -164,7 +164,7 @@ def edit_in_place(source: GGUFFile, edits: MetadataEdits, on_bytes: OnBytes) -> 
     resolve_target(path)
     is_same_place = len(new) == len(old) and get_alignment(old_metadata) == get_alignment(after)
     if is_same_place and read_first_bytes(path, len(old)) == old:
-        with ExclusiveWriter(path):
+        with WriteLock(path):
             return replace_header(path, new)
     write_files(source, [OutputFile(path, after, names)], on_bytes, replaces=True)
     return None
@@ -214,7 +214,7 @@ def restore_header(path: str, copy: str) -> str:
     if not (header.startswith(MAGIC) and is_as_long and ends_with_table(header, build_header({}, tensors))):
         raise UsageError(f"{copy}: not a stored header of {path}")
     resolve_target(first, (copy,))
-    with ExclusiveWriter(first):
+    with WriteLock(first):
         return replace_header(first, header)
 
 

@@ -41,8 +41,8 @@ class FoldedTensor:
         else:
             self._of_rows.reshape(prod(self.shape[:-2]), -1)[:, places] /= scales
 
-    def rows(self, first: int, last: int) -> np.ndarray:
-        weights = self._widener.dequantize(self._tensor.format, self._tensor.rows(first, last), self.shape[-1])
+    def read_rows(self, first: int, last: int) -> np.ndarray:
+        weights = self._widener.dequantize(self._tensor.format, self._tensor.read_rows(first, last), self.shape[-1])
         return (weights * self._of_columns * self._of_rows[first:last]).view(np.uint8)
 
     def release_rows(self, first: int, last: int) -> None:
@@ -91,8 +91,8 @@ class RenamedTensor:
         self._tensor, self.name, self.old_name = tensor, name, tensor.name
         self.format, self.shape = tensor.format, tensor.shape
 
-    def rows(self, first: int, last: int) -> np.ndarray:
-        return self._tensor.rows(first, last)
+    def read_rows(self, first: int, last: int) -> np.ndarray:
+        return self._tensor.read_rows(first, last)
 
     def release_rows(self, first: int, last: int) -> None:
         self._tensor.release_rows(first, last)

@@ -169,7 +169,7 @@ def check_rows(
 ) -> RowStatistics:
     """Compute the sums over rows of a tensor. Raises ModelError for a weight that is not finite."""
     columns = tensor.shape[-1]
-    weights = widener.dequantize(tensor.format, tensor.rows(first, last), columns).astype(np.float64)
+    weights = widener.dequantize(tensor.format, tensor.read_rows(first, last), columns).astype(np.float64)
     tensor.release_rows(first, last)
     if not np.isfinite(weights).all():
         row, column = np.argwhere(~np.isfinite(weights))[0]
@@ -178,7 +178,9 @@ def check_rows(
     each = GROUP_WEIGHTS if columns % GROUP_WEIGHTS == 0 else columns
     groups, error_square, square = squares.reshape(-1, each).mean(axis=1), 0.0, 0.0
     if source_tensor is not None:
-        source = widener.dequantize(source_tensor.format, source_tensor.rows(first, last), columns).astype(np.float64)
+        source = widener.dequantize(source_tensor.format, source_tensor.read_rows(first, last), columns).astype(
+            np.float64
+        )
         source_tensor.release_rows(first, last)
         error_square, square = float(((weights - source) ** 2).sum()), float((source**2).sum())
     return RowStatistics(error_square, square, groups, float(np.abs(weights).max()))

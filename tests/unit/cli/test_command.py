@@ -485,7 +485,7 @@ def test_errors_in_the_config_file_name_the_line(cli, refused, configure, text: 
 
 def test_an_unreadable_config_file_is_an_error(cli, configure):
     configure("").write_bytes(b"# \n# \xff\n")
-    assert re.search(r"config.toml, line 2: this is not UTF-8\n$", cli("config")[2])
+    assert re.search(r"config.toml, line 2: the file must be UTF-8\n$", cli("config")[2])
     configure("").unlink()
     assert load_settings().aliases == {}
     configure("").unlink()

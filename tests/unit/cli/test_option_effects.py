@@ -432,7 +432,7 @@ REFUSED = {
     "run M -p x --image - --image -": "--image -: stdin must be open, and can be used for one image only",
     "chat M --image -": "--image -: chat reads the prompt from stdin; use `localllm run` for an image from stdin",
     "run -p x --api-key-file KEYS": "--api-key-file needs --endpoint URL",
-    "run --endpoint http://x -p x --api-key-file EMPTY": "EMPTY has no keys; write one per line",
+    "run --endpoint http://x -p x --api-key-file EMPTY": "EMPTY must have at least one key, one per line",
     "map": "MODEL is missing: GGUF file or model name (see `localllm list`).",
     "map M": "INPUT is missing: give a file, or pipe records to stdin",
     "map M NONE": "cannot read NONE: No such file or directory",

@@ -121,9 +121,9 @@ def test_rows_are_merged_alike_in_any_portions(tmp_path):
     folder = DoraAdapter("gpt2", names, is_transposed=True).write(tmp_path / "adapter")
     source = merge(open_folder(tmp_path / "base"), [(str(folder), 1.0)])
     (tensor,) = (tensor for tensor in source.tensors if tensor.name == "blk.0.attn_qkv.weight")
-    whole, height = tensor.rows(0, tensor.shape[0]), tensor.shape[0]
+    whole, height = tensor.read_rows(0, tensor.shape[0]), tensor.shape[0]
     for size in (1, 7, 64):
-        portions = [tensor.rows(first, min(first + size, height)) for first in range(0, height, size)]
+        portions = [tensor.read_rows(first, min(first + size, height)) for first in range(0, height, size)]
         np.testing.assert_allclose(
             np.concatenate(portions).view(np.float32), whole.view(np.float32), rtol=1e-6, atol=1e-7
         )

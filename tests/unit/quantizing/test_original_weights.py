@@ -12,7 +12,7 @@ from localllm.engine.operations.attention import Attend
 from localllm.engine.operations.operation import StateOperation
 from localllm.errors import UnsupportedError
 from localllm.files.gguf.file import Tensor
-from localllm.files.gguf.tensor_source import GGUFSource
+from localllm.files.gguf.tensor_source import GGUFModelSource
 from localllm.quant.formats import BY_NAME
 from localllm.quantizing import calibrate
 from localllm.quantizing import original_weights as originals
@@ -36,7 +36,7 @@ class Numbered:
     def release_rows(self, first: int, end: int) -> None:
         self.forgotten.append((first, end))
 
-    def rows(self, first: int, end: int) -> np.ndarray:
+    def read_rows(self, first: int, end: int) -> np.ndarray:
         return self.data[first:end]
 
 
@@ -223,7 +223,7 @@ def test_a_checkpoint_is_opened_as_a_file_with_values_of_vectors_only():
 
 
 def test_a_folded_source_is_opened_as_its_file_with_other_vectors():
-    inner: Any = GGUFSource.__new__(GGUFSource)
+    inner: Any = GGUFModelSource.__new__(GGUFModelSource)
     inner.file = SimpleNamespace(tensors={"v": "old", "m": "matrix"})
     assert view_as_gguf(inner) is inner.file
     vector, matrix = Numbered("v", 4), Numbered("m", 3, 32)

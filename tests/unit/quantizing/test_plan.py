@@ -305,7 +305,7 @@ class Lock:
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     done = list[Any]()
     monkeypatch.setattr(quantize, "check_output", lambda *given: done.append(given) or ["a", "b"])
-    monkeypatch.setattr(quantize, "ExclusiveWriter", lambda target: Lock(done, target))
+    monkeypatch.setattr(quantize, "WriteLock", lambda target: Lock(done, target))
     monkeypatch.setattr(quantize, "write_model", lambda *given: done.append(("write", *given)) or "the disk is odd")
     return done
 

@@ -161,13 +161,15 @@ def test_a_folded_source_scales_rows_and_columns():
     scales = [(ScaleFold(4, (("norm", 0),), ("up",)), first), (ScaleFold(3, (("up", 1), ("stack", 3)), ()), second)]
     source = FoldedSource(inner, scales, widener)
     folded = {tensor.name: tensor for tensor in source.tensors}
-    rows = {name: folded[name].rows(0, len(tensors[name].data)).view(np.float32) for name in ("norm", "up", "stack")}
+    rows = {
+        name: folded[name].read_rows(0, len(tensors[name].data)).view(np.float32) for name in ("norm", "up", "stack")
+    }
     np.testing.assert_array_equal(rows["norm"], tensors["norm"].data / first)
     divided = np.array([1, 2, 4, 8, 1, 1], np.float32)[:, None]
     np.testing.assert_array_equal(rows["up"], tensors["up"].data * first / divided)
     behind = np.tile(np.array([1, 1, 1, 2, 4, 8], np.float32), 2)[:, None]
     np.testing.assert_array_equal(rows["stack"], tensors["stack"].data / behind)
-    np.testing.assert_array_equal(folded["stack"].rows(7, 11).view(np.float32), rows["stack"][7:11])
+    np.testing.assert_array_equal(folded["stack"].read_rows(7, 11).view(np.float32), rows["stack"][7:11])
     assert folded["free"] is tensors["free"] and {name for name in folded if folded[name].format.name == "F32"} == {
         *folded
     }
