@@ -797,7 +797,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("indexer_types must be", "hy_v4", {"indexer_types": ["full", "none", "full", "full"]}),
     ("the first layer must have an indexer", "hy_v4", {"indexer_types": ["shared", "full", "full", "full"]}),
     ("n_group must be", "hy_v4", {"n_group": 2}),
-    ("hidden_act relu2", "bitnet", {"hidden_act": "relu2"}),
+    ("hidden_act must be", "bitnet", {"hidden_act": "relu2"}),
     ("num_experts_per_tok must be", "phimoe", {"num_experts_per_tok": 1}),
     ("lm_head_bias must be", "phimoe", {"lm_head_bias": None}),
     (
@@ -811,7 +811,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
         {"text_config": {**VARIANTS["minimax_m3"]["config"]["text_config"], "moe_layer_freq": [0, 1, 0]}},
     ),
     (
-        "qk_rope_head_dim 8",
+        "qk_rope_head_dim must be",
         "glm5_next",
         {"text_config": {**VARIANTS["glm5_next"]["config"]["text_config"], "qk_rope_head_dim": 8}},
     ),
@@ -821,7 +821,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
         {"text_config": {**VARIANTS["glm5_next"]["config"]["text_config"], "indexer_types": None}},
     ),
     (
-        "post_norm_eps 1e-05",
+        "post_norm_eps must be",
         "muse_glimmer",
         {"text_config": {**VARIANTS["muse_glimmer"]["config"]["text_config"], "post_norm_eps": 1e-5}},
     ),
