@@ -15,7 +15,7 @@ BUDGET = {
     "localllm/generation": 13_790,
     "localllm/images": 347,
     "localllm/kernels": 17_900,
-    "localllm/quantizing": 4_390,
+    "localllm/quantizing": 4_490,
     "localllm/server": 5_580,
     "localllm/services": 9_545,
     "localllm/system": 1_724,

@@ -307,7 +307,7 @@ def test_legacy_files_with_invalid_counts_or_lengths_are_refused(
     head = struct.pack("<ii", 1, 1) + b"a" + struct.pack("<ii", *entry)
     (tmp_path / "x").write_bytes(head + np.float32([2]).tobytes() + rest)
     if counts is None:
-        with pytest.raises(ModelError, match=f"^{re.escape(str(tmp_path / 'x'))}: not an importance matrix$"):
+        with pytest.raises(ModelError, match=f"^{re.escape(str(tmp_path / 'x'))}: not an importance matrix of llama"):
             read_imatrix(tmp_path / "x")
         return
     matrix = read_imatrix(tmp_path / "x")
@@ -394,7 +394,7 @@ def test_collected_squares_agree_with_the_reference(tmp_path, tiny, text, output
 def test_a_collector_without_chunks_has_no_result(tmp_path, tiny, text):
     with ImportanceCollector(tiny, [text], tmp_path / "out", size=32) as collector:
         assert collector.done == 0 and collector.total > 0
-        with pytest.raises(UsageError, match=r"^no chunk has been read yet$"):
+        with pytest.raises(UsageError, match=r"^no chunk has been processed yet"):
             collector.compute_matrix()
     assert not (tmp_path / "out.part").exists()
 
@@ -583,7 +583,7 @@ def test_ctrl_c_keeps_the_finished_chunks_for_the_next_run(cli, monkeypatch, tmp
         (2, ["TINY", "TEXT", "-o", "OUT", "--chunks", "0"], "1 or greater"),
         (2, ["TINY", "TEXT", "-o", "TINY"], "the output is also an input"),
         (2, ["TINY", "TEXT", "-o", "TEXT"], "the output is also an input"),
-        (2, ["TINY", "TEXT", "-o", "missing/x"], "no folder"),
+        (2, ["TINY", "TEXT", "-o", "missing/x"], "missing does not exist"),
         (2, ["TINY", "missing.txt", "-o", "OUT"], "missing.txt"),
         (3, ["missing.gguf", "TEXT", "-o", "OUT"], "missing.gguf"),
         (2, ["-o", "OUT", "--in-file", "missing"], "missing: cannot be read: No such file"),
@@ -663,5 +663,5 @@ def test_a_model_with_encoder_and_decoder_is_refused(cli, tmp_path, text):
 
 def test_a_chunk_longer_than_an_encoders_context_is_refused(encoder: Path, cli, tmp_path, text):
     code, _, err = cli(encoder, text, "-o", tmp_path / "out", "-c", 10**6)
-    assert code == 2 and re.search(r"must be \d+ or below for this model", err)
+    assert code == 2 and re.search(r"must be at most \d+ for this model", err)
     assert imatrix.get_default_chunk_size(encoder) == min(512, load_architecture(GGUFFile.open(encoder))[1].context)

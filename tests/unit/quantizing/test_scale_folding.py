@@ -151,7 +151,7 @@ def test_a_folded_source_scales_rows_and_columns():
     shapes = {"norm": (4,), "up": (6, 4), "stack": (2, 6, 4), "free": (2, 4)}
     tensors: dict[str, Any] = {name: job_of(name, *shape).tensor for name, shape in shapes.items()}
     for each in tensors.values():
-        each.rows = lambda first, last, data=each.data: data[first:last]
+        each.read_rows = lambda first, last, data=each.data: data[first:last]
     inner: Any = SimpleNamespace(
         tensors=[*tensors.values()], path="in.gguf", files=["in.gguf"], parts=[], ignored=(), warnings=["w"],
         metadata={"a": 1}, packed={},
