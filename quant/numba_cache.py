@@ -35,7 +35,7 @@ def compile_cached(function: Callable, name: str = "") -> Callable:
     function.__qualname__ = name or function.__qualname__
     dispatcher: Any = numba.njit(nogil=True, fastmath=FAST_MATH, error_model="numpy")(function)
     with record_failures():
-        dispatcher._cache = _Cache(function)
+        dispatcher._cache = _TolerantCache(function)
     return dispatcher
 
 
@@ -97,7 +97,7 @@ class _Implementation(CompileResultCacheImpl):
     _locator_classes = [_Locator]  # noqa: RUF012
 
 
-class _Cache(FunctionCache):
+class _TolerantCache(FunctionCache):
     """A function cache that compiles a function again if its entry cannot be read."""
 
     _impl_class = _Implementation

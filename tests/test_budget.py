@@ -12,7 +12,7 @@ BUDGET = {
     "localllm/convert": 8_615,
     "localllm/engine": 11_910,
     "localllm/files": 3_710,
-    "localllm/generation": 13_790,
+    "localllm/generation": 14_215,
     "localllm/images": 347,
     "localllm/kernels": 17_900,
     "localllm/quantizing": 4_490,

@@ -23,7 +23,7 @@ from localllm.convert.records import find_family, load_records, make_family, res
 from localllm.convert.tensor_mapping import TensorNameMap, TensorOrigin, list_origins
 from localllm.convert.transforms import DerivedSource, Shape, TensorSource, as_float32, scale_rows
 from localllm.engine.adapter_file import compute_digest, require_finite
-from localllm.engine.adapters import Adapter, LowRank, Magnitude, ShapedTensor
+from localllm.engine.adapters import Adapter, LowRankMatrices, Magnitude, ShapedTensor
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.file import Tensor
 from localllm.files.gguf.header import printable
@@ -60,12 +60,12 @@ def open_peft(folder: str, metadata: Mapping[str, object], tensors: Mapping[str,
 
 def convert_if_unambiguous(
     path: Path, bases: "Sequence[BaseConversion]", pairs: "Mapping[str, LoraPair]", tensors: Mapping[str, ShapedTensor]
-) -> dict[str, LowRank]:
+) -> dict[str, LowRankMatrices]:
     """Convert all pairs with the one conversion that fits the model.
 
     Raises ModelError if none fits, or if several fit and give different results.
     """
-    results, problem = dict[str, dict[str, LowRank]](), None
+    results, problem = dict[str, dict[str, LowRankMatrices]](), None
     for base in bases:
         try:
             low_ranks = convert(path, base, pairs, tensors)
@@ -223,7 +223,7 @@ def get_int(metadata: Mapping[str, object], key: str, default: int = 0) -> int:
 
 def convert(
     path: Path, base: BaseConversion, pairs: Mapping[str, LoraPair], tensors: Mapping[str, ShapedTensor]
-) -> dict[str, LowRank]:
+) -> dict[str, LowRankMatrices]:
     """Convert all pairs to those of GGUF tensors.
 
     Raises ModelError for an adapter of another model, UnsupportedError for a conversion that cannot be applied to it.
@@ -240,7 +240,7 @@ def convert(
             hint = "" if base.is_certain else f": {NEEDS_CONFIG}"
             raise ModelError(f"{path}: {printable(stored_name)} is not a matrix of the model{hint}")
         found.setdefault(part, {})[expert] = pair
-    tracer, low_ranks, used = ConversionTracer(base), dict[str, LowRank](), set[str]()
+    tracer, low_ranks, used = ConversionTracer(base), dict[str, LowRankMatrices](), set[str]()
     for name, place in base.tensors.items():
         if any(part in found for part in place.of) and name in tensors:
             low_ranks[name] = convert_tensor(path, name, place, found, tensors[name].shape, tracer)
@@ -257,7 +257,7 @@ def convert_tensor(
     found: Mapping[str, Mapping[int, LoraPair]],
     shape: Shape,
     tracer: "ConversionTracer",
-) -> LowRank:  # fmt: skip
+) -> LowRankMatrices:  # fmt: skip
     """Compute the low-rank matrices of one GGUF tensor from those of the tensors it is built of."""
     matrices = []
     for part, stored_shape in place.of.items():
@@ -268,7 +268,9 @@ def convert_tensor(
         if traced.rows.shape[:-1] != shape[:-2] or (traced.rows.shape[-1], traced.columns.shape[-1]) != shape[-2:]:
             raise ModelError(f"{path}: {printable(part)} does not fit the model's {name} {list(shape)}: {NEEDS_CONFIG}")
         if traced.is_transposed and -1 not in found[part]:  # a stack in another order than that of linear layers
-            raise UnsupportedError(f"{path}: adapters of the experts of {name} are not supported")
+            raise UnsupportedError(
+                f"{path}: adapters of the experts of {name} are not supported: merge it with PEFT first"
+            )
         matrices.append(traced.apply(name, stack))
     a = np.concatenate([each.factor * each.a for each in matrices], axis=-2) if len(matrices) > 1 else matrices[0].a
     b = np.concatenate([each.b for each in matrices], axis=-1)
@@ -277,7 +279,7 @@ def convert_tensor(
     if name == "token_embd.weight":  # rows of A are looked up
         a, b = np.ascontiguousarray(b), np.ascontiguousarray(a.T)
     a_tensor, b_tensor = make_float_tensor(f"{name}.lora_a", a), make_float_tensor(f"{name}.lora_b", b)
-    return LowRank(a_tensor, b_tensor, factor, magnitude)
+    return LowRankMatrices(a_tensor, b_tensor, factor, magnitude)
 
 
 def combine_magnitudes(name: str, magnitudes: Sequence[Magnitude]) -> Magnitude | None:
@@ -359,7 +361,9 @@ class MatrixOrigin(NamedTuple):
         rows, columns, factors = self.rows[place], self.columns[place], np.abs(self.factors[place])
         across, size = (rows, left.shape[0]) if of_columns else (columns, right.shape[1])
         if not np.array_equal(np.sort(across), np.arange(size)) or (of_columns and np.ptp(factors)):
-            raise UnsupportedError(f"DoRA of {name} is not supported: its conversion takes vectors apart")
+            raise UnsupportedError(
+                f"DoRA of {name} is not supported: its conversion splits rows; merge it with PEFT first"
+            )
         if of_columns:
             return magnitude[columns] * factors[0]
         return np.where(rows < 0, np.float32(np.nan), magnitude[np.maximum(rows, 0)] * factors)

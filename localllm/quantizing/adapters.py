@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from localllm.convert.adapters import open_adapters
-from localllm.engine.adapters import Adapter, LowRank, refuse_dora
+from localllm.engine.adapters import Adapter, LowRankMatrices, refuse_dora
 from localllm.errors import UnsupportedError, UsageError
 from localllm.files.gguf.file import Tensor
 from localllm.files.gguf.header import printable
@@ -38,7 +38,7 @@ class MatrixUpdate(NamedTuple):
     of_columns: bool
 
     @classmethod
-    def make(cls, low_rank: LowRank, scale: float, is_embedding: bool) -> "MatrixUpdate":
+    def make(cls, low_rank: LowRankMatrices, scale: float, is_embedding: bool) -> "MatrixUpdate":
         """Build the change for an adapter's scale.
 
         is_embedding: A and B are exchanged, because rows of A belong to tokens.
@@ -61,7 +61,7 @@ class MergedTensor:
 
     format = BY_NAME["F32"]
 
-    def __init__(self, tensor: SourceTensor, updates: Sequence[tuple[LowRank, float]], widener: RowDequantizer):
+    def __init__(self, tensor: SourceTensor, updates: Sequence[tuple[LowRankMatrices, float]], widener: RowDequantizer):
         self._tensor, self._widener = tensor, widener
         self.name, self.shape = tensor.name, tensor.shape
         self._updates = [MatrixUpdate.make(each, scale, self.name == EMBEDDING) for each, scale in updates]
@@ -134,7 +134,7 @@ class MergedSource:
         """Merge adapters with their scales. Raises ModelError if one does not fit, UnsupportedError."""
         tensors = {tensor.name: tensor for tensor in inner.tensors}
         arch = str(inner.metadata.get("general.architecture", ""))
-        updates = dict[str, list[tuple[LowRank, float]]]()
+        updates = dict[str, list[tuple[LowRankMatrices, float]]]()
         for adapter, scale in adapters:
             adapter.require_fit(tensors, arch)
             for name, low_rank in adapter.low_ranks.items():

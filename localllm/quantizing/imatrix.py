@@ -133,7 +133,7 @@ class EncoderCollector:
 
 
 def discard_sums(observer: Observer) -> None:
-    observer.take(), observer.pop_counts()  # the sums of an interrupted chunk
+    observer.pop_sums(), observer.pop_counts()  # the sums of an interrupted chunk
 
 
 def pop_squares(observer: Observer, rows: Callable[[str], int]) -> dict[str, SquaredActivations]:
@@ -141,7 +141,7 @@ def pop_squares(observer: Observer, rows: Callable[[str], int]) -> dict[str, Squ
 
     rows: returns the number of input rows of a matrix outside a mixture of experts.
     """
-    squares, counts = observer.take(), observer.pop_counts()
+    squares, counts = observer.pop_sums(), observer.pop_counts()
     return {
         name: SquaredActivations(
             sums.reshape(-1, sums.shape[-1]),

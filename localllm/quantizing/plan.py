@@ -225,7 +225,7 @@ def plan_tensor(
     if not can_dequantize(tensor.format):
         raise ModelError(f"{name}: {tensor.format.name} cannot become {format.name}")
     if format.name not in ENCODERS:
-        raise UsageError(f"{name} would become {format.name}, which localllm cannot encode yet")
+        raise UsageError(f"{name} would become {format.name}, which localllm cannot encode yet: choose another format")
     assert choice
     importance = find_importance(tensor, imatrix, request.selects) if format.block > 1 else None
     is_blind = importance is None and request.texts is None

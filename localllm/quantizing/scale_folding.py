@@ -82,7 +82,7 @@ def search_scales(fold: ScaleFold, readers: Sequence[FoldSample], threads: int =
     candidates = [compute_scales(met, weighed, *powers) for powers in product(INPUT_POWERS, WEIGHT_POWERS)]
     with ThreadPoolExecutor(threads) as pool:
         alone, *errors = pool.map(
-            lambda scales: sum(reader.compute_error(fold.read(scales)) for reader in readers), [ones, *candidates]
+            lambda scales: sum(reader.compute_error(fold.expand(scales)) for reader in readers), [ones, *candidates]
         )
     best = int(np.argmin(errors))
     return candidates[best] if errors[best] < MAX_ERROR_RATIO * alone else None

@@ -69,7 +69,7 @@ class FoldedSource:
             for name, first in fold.divided:
                 self.folded.setdefault(name, FoldedTensor(tensors[name], widener)).divide(numbers, first)
             for name in fold.multiplied:
-                self.folded.setdefault(name, FoldedTensor(tensors[name], widener)).multiply(fold.read(numbers))
+                self.folded.setdefault(name, FoldedTensor(tensors[name], widener)).multiply(fold.expand(numbers))
         self.inner, self.path, self.files = inner, inner.path, inner.files
         self.parts, self.warnings, self.ignored = inner.parts, inner.warnings, inner.ignored
         self.tensors: list[SourceTensor] = [self.folded.get(name, tensor) for name, tensor in tensors.items()]

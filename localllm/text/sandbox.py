@@ -253,7 +253,7 @@ def compile_template(source: str, strict: bool = False) -> Template:
     if len(source) > MAX_SOURCE:
         raise LimitError(f"it has {len(source)} characters, but the limit is {MAX_SOURCE}")
     reset_limits()
-    environment = _Environment()
+    environment = _LimitedEnvironment()
     environment.undefined = StrictUndefined if strict else Undefined
     return environment.from_string(_GuardInserter().visit(environment.parse(source)))
 
@@ -371,7 +371,7 @@ class _Namespace(Namespace):
         return "<namespace>"
 
 
-class _Environment(ImmutableSandboxedEnvironment):
+class _LimitedEnvironment(ImmutableSandboxedEnvironment):
     """The environment of Hugging Face's `apply_chat_template`, with a limit on each operation."""
 
     intercepted_binops = frozenset(["*", "**", "+", "%"])
@@ -498,7 +498,7 @@ def _to_json(
     BREAK is not escaped either, so that Tokenizer.encode_rendered can remove it.
     """
     if (len(indent) if isinstance(indent, str) else indent or 0) > 16:
-        raise LimitError("the indentation of tojson exceeds 16")
+        raise LimitError("the indentation of tojson must be at most 16 characters")
     if separators is not None and sum(map(len, separators)) > 16:
         raise LimitError("the separators of tojson exceed 16 characters")
     if indent:

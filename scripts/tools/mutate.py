@@ -218,7 +218,7 @@ def list_family_names(path: str) -> set[str]:
     from models import DECLARATIONS, ENCODERS
 
     from localllm.arch import ARCHITECTURES
-    from localllm.convert.records import resolve_record, load_records
+    from localllm.convert.records import load_records, resolve_record
 
     classes, archs, stem = set[str](), set[str](), Path(path).stem
     if path.startswith(FAMILIES[0]):

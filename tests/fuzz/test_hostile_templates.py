@@ -321,7 +321,7 @@ def test_a_probe_renders_with_the_later_variables(condition: str):
 ])  # fmt: skip
 def test_concatenations_are_limited_within_every_construct(around: str):
     """Replace a chain by a call that limits it."""
-    tree = sandbox._GuardInserter().visit(sandbox._Environment().parse(around.replace("X", "(p ~ q)")))
+    tree = sandbox._GuardInserter().visit(sandbox._LimitedEnvironment().parse(around.replace("X", "(p ~ q)")))
     calls = [node.name for node in tree.find_all(nodes.ExtensionAttribute)]
     assert calls.count("concat") == around.count("X") + 3 * ("~" in around)
     assert not [*tree.find_all(nodes.Concat)]
@@ -416,8 +416,8 @@ def test_the_largest_value_renders_and_the_next_is_refused(source: str, fits: in
     ("{{ strftime_now('%1000d') }}", "a width exceeds 999"), ("{{ '%1000d' | format(1) }}", "a width exceeds 999"),
     ("{{ '{:1000}'.format(1) }}", "a width exceeds 999"), ("{{ '{:{}}'.format(1, 2) }}", "a width exceeds 999"),
     ("{% for x in [1] %}{{ [loop] }}{% endfor %}", "the variable `loop` cannot be stored in a list"),
-    ("{{ [1] | tojson(indent=17) }}", "the indentation of tojson exceeds 16"),
-    ("{{ [1] | tojson(indent=' ' * 17) }}", "the indentation of tojson exceeds 16"),
+    ("{{ [1] | tojson(indent=17) }}", "the indentation of tojson must be at most 16 characters"),
+    ("{{ [1] | tojson(indent=' ' * 17) }}", "the indentation of tojson must be at most 16 characters"),
     ("{{ strftime_now('%H') }}{{ '%999d' | format(1) }}", None),
     ("{{ '%999d%%' % 1 }}{{ '{:.1f}{:999}'.format(1, 2) }}{{ [1] | tojson(indent=16) }}{{ [[1], [2]] | map('sum') }}",
      None),

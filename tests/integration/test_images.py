@@ -271,7 +271,7 @@ def test_the_least_recent_images_are_evicted(count: int, mega: float, left: int)
 
     eye, half = ImageEncoder.__new__(ImageEncoder), SimpleNamespace(rows=SimpleNamespace(nbytes=int(mega * 2**19)))
     eye._cache = OrderedDict((number.to_bytes(2), EncodedImage([], [half, half])) for number in range(count))
-    eye._forget()
+    eye._evict_images()
     assert [*eye._cache] == [number.to_bytes(2) for number in range(count - left, count)]
 
 

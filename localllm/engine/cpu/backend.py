@@ -1,4 +1,4 @@
-"""The CPU backend, its program for image rows, and the rotation of cached keys."""
+"""Run models on the CPU: the backend, its program for image rows, and the rotation of cached keys."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class CpuBackend:
-    """A localllm.engine.backend.Backend that runs a model on the CPU."""
+    """A backend that runs a model on the CPU."""
 
     rotates_keys = True
 
@@ -37,9 +37,9 @@ class CpuBackend:
         encoding: Sequence[Operation] = (), rows: Callable[[bool], ImageRowOperations | None] | None = None,
         storage: "WeightStorage | None" = None,
     ):  # fmt: skip
-        """Compile the operations; encoding: those of an encoder; rows: as in TracedModel; storage: as compile_program.
+        """Compile the operations. Raises ModelError, MemoryLimitError, LocalllmError.
 
-        Raises ModelError, MemoryLimitError, LocalllmError.
+        encoding: operations of an encoder. rows: as in TracedModel. storage: as for compile_program.
         """
         recurrent = [state for state in states if isinstance(state, Recurrent)]
         self._states = [state for state in states if not isinstance(state, Recurrent)]
@@ -68,7 +68,7 @@ class CpuBackend:
         return self._build_row_program(image.is_whole).run(span, precise)
 
     def _build_row_program(self, is_whole: bool) -> "ImageRowProgram":
-        """Return the program for image rows, which is built on first use."""
+        """Return the program for image rows, built on first use. Raises UnsupportedError without image input."""
         if is_whole not in self._row_programs:
             operations = self._rows(is_whole) if self._rows else None
             if operations is None:
@@ -80,20 +80,20 @@ class CpuBackend:
         self._programs[1].run(spans, precise)
 
     def replace_operations(self, operations: list[Operation]) -> None:
-        """Replace the operations, keeping the cache. Raises LocalllmError."""
+        """Compile other operations in place of the present ones, over the same cache. Raises LocalllmError."""
         threads, progress = self._options.thread_count, self._options.progress
         program = compile_program(operations, self._places, threads, progress, storage=self.storage)
         self._programs[0].close()
         self._programs[0], self._run = program, program.run
 
     def compile_second(self, operations: list[Operation]) -> CpuProgram:
-        """Compile a second program over the same cache; `close` closes it, too. Raises LocalllmError."""
+        """Compile a second program over the same cache, which `close` closes, too. Raises LocalllmError."""
         places = self._places._replace(header=RunHeader())
         self._programs.append(compile_program(operations, places, self._options.thread_count, self._options.progress))
         return self._programs[-1]
 
     def get_disk_statistics(self) -> dict[str, float]:
-        """See CpuProgram."""
+        """Return the statistics of CpuProgram.get_disk_statistics."""
         return self._programs[0].get_disk_statistics()
 
     def prepare_all(self) -> None:
@@ -111,13 +111,10 @@ class CpuBackend:
 
 
 class ImageRowProgram:
-    """A model's program that processes image rows instead of tokens."""
+    """A program of the model that takes image rows in place of tokens."""
 
     def __init__(self, operations: ImageRowOperations, places: StepMemory, options: EngineOptions):
-        """Compile the program over the model's memory, with a separate header.
-
-        Raises ModelError, LocalllmError.
-        """
+        """Compile the program over the model's cache, with a header of its own. Raises ModelError, LocalllmError."""
         self._operations = operations
         places = places._replace(header=RunHeader())
         self._program = compile_program(operations.operations, places, options.thread_count, options.progress)

@@ -924,7 +924,7 @@ OPENS_A_MODEL: dict[str, list[str]] = {
 
 @pytest.mark.parametrize(
     ("option", "problem"),
-    [("--device=nowhere", "unknown device 'nowhere'"), ("--threads=9999", "threads must be from 1 to .*, not 9999")],
+    [("--device=nowhere", "unknown device 'nowhere'"), ("--threads=9999", "threads must be from 1 to .* .found 9999")],
 )
 @pytest.mark.parametrize("name", OPENS_A_MODEL)
 def test_engine_options_reach_the_engine_of_every_command(

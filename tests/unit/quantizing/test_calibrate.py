@@ -332,7 +332,7 @@ def test_a_matrix_is_calibrated_on_the_outputs_of_encoded_layers(model: Path, te
     plan = make_plan(open_source(str(model)), QuantizeRequest(RECIPES["Q8_0"], texts=[str(text)]))
     for chunk in Calibration(plan, [str(text)]).chunks:
         engine.sequence().append(chunk, "all")
-        for name, sums in observed.take().items():
+        for name, sums in observed.pop_sums().items():
             squares[name] = squares.get(name, 0) + sums
     assert set(met) == set(squares)
     for name, x in met.items():

@@ -70,7 +70,7 @@ def test_binary_tasks_are_read_in_order_or_by_position():
     ("parse", "data", "message"),
     [
         (parse_hellaswag, b"a\n0\nb\nc\n", "x: a HellaSwag task must have six lines"),
-        (parse_hellaswag, HELLASWAG.format(4).encode(), "x: line 2 must be the label of a task, 0 to 3 (found '4')"),
+        (parse_hellaswag, HELLASWAG.format(4).encode(), r"x: line 2 must be the label of a task, 0 to 3 \(found '4'\)"),
         (parse_hellaswag, b"\xff", "x: not UTF-8 at byte 0"),
         (parse_winogrande, b"0,a _ b,c,d,1\n0,a _ b,c,1\n", "x: line 2 must be a Winogrande task"),
         (parse_winogrande, b"0,a b,c,d,1\n", "x: line 1 must be a Winogrande task"),
