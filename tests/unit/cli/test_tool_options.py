@@ -368,7 +368,7 @@ def test_quantize_prints_its_result_and_warnings(
 
     asked: list[Any] = []
     plan: Any = SimpleNamespace(
-        paths=lambda target: [f"{target}-1", f"{target}-2"], source=SimpleNamespace(path="in"), nbytes=10,
+        list_paths=lambda target: [f"{target}-1", f"{target}-2"], source=SimpleNamespace(path="in"), nbytes=10,
         nbytes_before=20, bits_per_weight=4.5, bits_per_weight_before=16.0, weights=9,
     )  # fmt: skip
 

@@ -69,7 +69,7 @@ def test_folds_cover_rows_of_fused_matrices_and_grouped_heads(shared: Path):
     by_made = {fold.divided[0][0]: fold for fold in found_in(shared / "goldens/arch/falcon.gguf")}
     values = by_made["blk.0.attn_qkv.weight"]
     assert (values.width, values.divided[0][1], values.heads, values.times) == (32, 160, 1, 4)
-    np.testing.assert_array_equal(ScaleFold(4, (), (), 2, 3).read(np.arange(4)), [0, 1] * 3 + [2, 3] * 3)
+    np.testing.assert_array_equal(ScaleFold(4, (), (), 2, 3).expand(np.arange(4)), [0, 1] * 3 + [2, 3] * 3)
     np.testing.assert_array_equal(ScaleFold(4, (), (), 2, 3).average(np.array([0, 1] * 3 + [2, 3] * 3)), np.arange(4))
 
 
