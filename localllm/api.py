@@ -18,6 +18,7 @@ from localllm.engine.runs import PRECISE_TOKENS
 from localllm.errors import ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.generation.conversation import AnswerDefaults
+from localllm.generation.inspection import InspectionMixin, escape_cell
 from localllm.generation.model_methods import GenerationMixin
 from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 E = TypeVar("E")
 
 
-class Model(GenerationMixin):
+class Model(GenerationMixin, InspectionMixin):
     """An open model; use it in a `with` statement, or close it.
 
     Several generations may run at the same time, also in several threads: their tokens are batched into the same steps.
@@ -104,6 +105,37 @@ class Model(GenerationMixin):
 
     if not TYPE_CHECKING:  # names before 0.3
         sight, fills, written = map(RenamedAttribute, ("vision", "is_diffusion", "ngrams"))
+
+    @property
+    def metadata(self) -> Mapping[str, object]:
+        """The file's metadata by key, such as "general.name"."""
+        return self.file.metadata
+
+    @property
+    def sha256(self) -> str:
+        """The SHA-256 of its file, 64 hexadecimal digits; of split files, those of all, joined by commas.
+
+        A file is read once; later its hash comes from the cache. Raises OSError.
+        """
+        from localllm.files.cache.checksummed_cache import get_sha256  # seldom needed
+
+        return ",".join(get_sha256(path) for path in self.file.parts)
+
+    def _describe(self) -> dict[str, object]:
+        return {
+            "name": self.name or os.path.basename(self.path), "path": self.path, "architecture": self.arch,
+            "format": self.file_type or self.format, "parameters": f"{self.file.parameters:,}",
+            "layers": self.engine.hyperparameters.layers, "width": self.engine.hyperparameters.width,
+            "vocabulary": self.tokenizer.vocab_size, "context": f"{self.context} of {self.trained_context}",
+            "device": self.device,
+        }  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"<localllm.Model {', '.join(f'{name}: {value}' for name, value in self._describe().items())}>"
+
+    def _repr_markdown_(self) -> str:
+        rows = [f"| {name} | {escape_cell(str(value))} |" for name, value in self._describe().items()]
+        return "\n".join(["| model | |", "|---|---|", *rows])
 
     @property
     def device(self) -> str:
@@ -297,6 +329,7 @@ def open_model(
     lora: "str | os.PathLike[str] | Mapping[str, float]" = "",
     control_vector: "str | os.PathLike[str] | Mapping[str, float]" = "",
     control_layers: tuple[int, int] | None = None,
+    memory: int | None = None,
 ) -> Model:
     """Open a GGUF file; `localllm.open` is this function.
 
@@ -313,7 +346,8 @@ def open_model(
     original_context=32768).  lora: path of an adapter's file or PEFT folder, or several with the scale that answers
     have by default, such as {"a.gguf": 1.0, "b/": 0.5}; each answer can change it (`lora` of GenerationOptions).
     control_vector: the same for control vectors, which all answers have.  control_layers: the first and the last layer
-    that they change, None for all.  Raises ModelError, MemoryLimitError, UsageError.
+    that they change, None for all.  memory: bytes for the model on the CPU, None for what is available; of a larger
+    model, the rest is read from the disk as it is needed.  Raises ModelError, MemoryLimitError, UsageError.
     """
     from localllm.engine.options import EngineOptions, parse_gpu_layers  # not needed to import this
 
@@ -322,7 +356,7 @@ def open_model(
     kv_type, gpu_layers = require_string("kv_type", kv_type), parse_gpu_layers(gpu_layers)
     options = EngineOptions(
         threads, context, kv_type, backend, gpu_layers, progress, on_upload, observer, rope, parse_scales(lora),
-        parse_scales(control_vector), control_layers,
+        parse_scales(control_vector), control_layers, None if memory is None else require_integer("memory", memory, 1),
     )  # fmt: skip
     return open_with_options(path, options, chat_template, cache, mmproj, pan_and_scan)
 

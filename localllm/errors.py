@@ -2,6 +2,7 @@
 
     LocalllmError        1    anything below
     ├── UsageError       2    invalid arguments or combinations of them
+    │   └── UnknownOptionError  an argument by an unknown name; also a TypeError
     ├── ModelError       3    a model file that cannot be read, is invalid, or is not supported
     │   └── UnsupportedError  a file that may well be valid
     ├── ConstraintError  1    the constraint allows no token at some point, or too many alternatives
@@ -29,6 +30,10 @@ class UsageError(LocalllmError):
     """
 
     exit_code = 2
+
+
+class UnknownOptionError(UsageError, TypeError):
+    """An argument by a name that does not exist; a TypeError, as Python raises for functions."""
 
 
 class ModelError(LocalllmError):

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping
 from operator import index
 from typing import Any, SupportsIndex, TypeVar
@@ -9,11 +10,21 @@ from typing import Any, SupportsIndex, TypeVar
 from localllm.errors import UsageError
 
 T = TypeVar("T")
+DURATION = re.compile(r"(?P<sign>-?)(?:(?P<h>\d{1,9})h)?(?:(?P<m>\d{1,9})m)?(?:(?P<s>\d{1,9}(?:\.\d*)?)s?)?")
 
 
 def to_python_number(value: Any) -> Any:
     """Convert a NumPy scalar to a Python number; return anything else unchanged."""
     return value.item() if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () else value
+
+
+def parse_duration(text: str) -> float | None:
+    """Return the seconds of a duration as Ollama writes it: 300, 5m, 1h30m, -1; None if it is invalid."""
+    match = DURATION.fullmatch(text) if text.strip("-") else None
+    if not match:
+        return None
+    hours, minutes, seconds = (float(match[unit] or 0) for unit in "hms")
+    return (3600 * hours + 60 * minutes + seconds) * (-1 if match["sign"] else 1)
 
 
 def require_integer(name: str, value: object, least: int = 0) -> int:

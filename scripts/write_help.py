@@ -1,11 +1,15 @@
 """Write docs/commands.md, docs/commands/, docs/coming-from.md, docs/llama-cpp-options.md, parts of docs/sampling.md.
 
+Also docs/localllm.1, see write_man.py.
+
 They are made of `localllm help` at 80 columns, of localllm/cli/compat.py, and of the declared options. Tests compare.
 """
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from textwrap import fill
+
+from write_man import MAN_PAGE, format_man_page
 
 from localllm.cli import compat
 from localllm.cli import compat as llama_names
@@ -21,7 +25,8 @@ LLAMA_CPP_OPTIONS = DOCS / "llama-cpp-options.md"
 BEGINNING = """\
 # All commands
 
-What `localllm help` shows; each page has what `localllm help COMMAND` shows. scripts/write_help.py writes them.
+What `localllm help` shows; each page has what `localllm help COMMAND` shows. `man localllm` has all of them, on Linux
+and macOS. scripts/write_help.py writes them.
 """
 COMING_BEGINNING = """\
 # Coming from llama.cpp
@@ -160,6 +165,7 @@ if __name__ == "__main__":
     (DOCS / "commands").mkdir(exist_ok=True)
     for path, text in documents().items():
         path.write_text(text, encoding="utf-8")
+    MAN_PAGE.write_text(format_man_page(), encoding="utf-8")
     COMING.write_text(coming_from(), encoding="utf-8")
     LLAMA_CPP_OPTIONS.write_text(llama_cpp_options(), encoding="utf-8")
     SAMPLING.write_text(sampling(SAMPLING.read_text(encoding="utf-8")), encoding="utf-8")

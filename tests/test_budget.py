@@ -7,22 +7,22 @@ from project import ROOT
 # change the row in the same commit, whose message says what the lines are for and what older ones they replace.
 BUDGET = {
     "localllm/arch": 12_820,
-    "localllm/cli": 12_250,
+    "localllm/cli": 13_060,
     "localllm/compat": 1_345,
     "localllm/convert": 8_615,
-    "localllm/engine": 11_910,
-    "localllm/files": 3_710,
-    "localllm/generation": 14_215,
+    "localllm/engine": 12_600,
+    "localllm/files": 4_080,
+    "localllm/generation": 14_505,
     "localllm/images": 347,
     "localllm/kernels": 17_900,
     "localllm/quantizing": 4_490,
-    "localllm/server": 5_580,
-    "localllm/services": 9_545,
-    "localllm/system": 1_724,
-    "localllm/text": 3_447,
+    "localllm/server": 6_020,
+    "localllm/services": 10_560,
+    "localllm/system": 1_835,
+    "localllm/text": 3_532,
     "quant": 3_300,
-    "scripts": 15_100,
-    "tests": 92_150,
+    "scripts": 15_420,
+    "tests": 94_300,
 }
 GROWTH, LOSS = 1.02, 0.95
 

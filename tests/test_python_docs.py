@@ -20,6 +20,7 @@ RESULTS = {  # what names have in the end
     "choices": lambda names: names["choices"][0].text in ("yes", "no"),
     "tools": lambda names: names["run"].messages,
     "concurrency": lambda names: names["answer"]("map"),
+    "inside": lambda names: names["states"].shape[0] == names["model"].engine.hyperparameters.layers + 1,
     "embeddings": lambda names: names["matrix"].shape == (2, 8),
     "sessions": lambda names: len(names["one"].messages) == 2,
 }  # fmt: skip

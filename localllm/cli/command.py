@@ -152,10 +152,15 @@ def get_values_for(model: str) -> dict[str, Any]:
     """Return the running command's parameter values for one of its models. Raises UsageError."""
     ctx = CURRENT.get()
     values: dict[str, Any] = dict(ctx.params)
-    for name, chosen in read_config_defaults(ctx.command.name, ctx.command.params, model).items():
-        source = getattr(ctx.get_parameter_source(name), "name", "")
-        if source not in ("COMMANDLINE", "ENVIRONMENT") and name not in ctx.meta[UNTYPED_ONLY]:
-            values[name] = chosen.value
+    configured = read_config_defaults(ctx.command.name, ctx.command.params, model)
+    for param in ctx.command.params:
+        source = getattr(ctx.get_parameter_source(param.name), "name", "")
+        if source in ("COMMANDLINE", "ENVIRONMENT") or param.name in ctx.meta[UNTYPED_ONLY]:
+            continue
+        if param.name in configured:
+            values[param.name] = configured[param.name].value
+        elif param.name in ctx.meta[CONFIGURED]:  # a setting of the model that the command line names
+            values[param.name] = param.default
     return values
 
 

@@ -210,6 +210,7 @@ UNSUPPORTED = {
 # Options that are not supported in one command.
 UNSUPPORTED_IN = {
     "bench": {"use --json for JSON, --md for a Markdown table": "-o --output -oe --output-err"},
+    "create": {"quantize the model first, with `localllm quantize`": "-q --quantize --experimental"},
     "chat": {
         "use -p for the first question, /read FILE to send a file, -sysf for a system message": (
             "-f --file -bf --binary-file"
@@ -347,15 +348,17 @@ OLLAMA = (
     CommandAlias("ollama list", "localllm list"),
     CommandAlias("ollama show MODEL", "localllm inspect MODEL"),
     CommandAlias("ollama rm MODEL", "localllm rm MODEL"),
-    CommandAlias(
-        "ollama create", "[aliases] and [model.NAME] in config.toml", "a model's defaults: see `localllm config`"
-    ),
-    CommandAlias("ollama ps", "", "no model runs in the background"),
+    CommandAlias("ollama create NAME -f Modelfile", "localllm create NAME -f Modelfile", "a TEMPLATE is recognized"),
+    CommandAlias("ollama cp OLD NEW", "localllm cp OLD NEW"),
+    CommandAlias("ollama stop MODEL", "localllm stop MODEL", "in a running `localllm serve`"),
+    CommandAlias("ollama ps", "curl localhost:11435/api/ps", "only `serve` keeps models loaded"),
     CommandAlias("ollama serve", "localllm serve", "the APIs of OpenAI, Anthropic and Ollama, port 11435"),
 )
 # Synonyms of commands that users may try.
 SYNONYMS = {
     "rm": "remove delete del uninstall erase",
+    "cp": "copy alias",
+    "stop": "unload",
     "pull": "download get fetch install add",
     "search": "grep rg semgrep sgrep ck similar",
     "ask": "question rag qa answer",
@@ -384,10 +387,8 @@ SYNONYMS = {
     "warmup": "compile",
 }
 MISSING_COMMANDS = {
-    "ps stop top": "no model runs in the background: it is unloaded when its command ends",
-    "push cp copy login signin signout": "models are files: copy them like other files, and share them on the Hugging "
-    "Face hub with `hf upload`",
-    "create": "set a model's defaults in config.toml: see `localllm config --help`",
+    "ps top": "only `localllm serve` keeps models loaded, and lists them at /api/ps",
+    "push login signin signout": "models are files: share them on the Hugging Face hub with `hf upload`",
     "update upgrade": "use `pip install --upgrade localllm`",
     "version": "use `localllm --version`",
     "log logs last": "`localllm run --continue` follows up on the last answer, `localllm sessions` lists conversations",

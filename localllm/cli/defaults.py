@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from localllm.cli.argv import suggest_name
+from localllm.cli.ollama_variables import read_ollama_defaults
 from localllm.cli.parameters import PREFIX, Parameter, SourcedValue
 from localllm.cli.registry import COMMANDS, list_params
 from localllm.errors import UsageError
@@ -36,7 +37,7 @@ def read_config_defaults(
         for each in iter_entries(settings, command, model, is_remote)
         if sets_option(each, by_key, settings)
     }
-    return {
+    return read_ollama_defaults(command, params) | {
         name: SourcedValue(each.convert(by_key[each.key], settings), each.describe_source(settings))
         for name, each in matches.items()
     }

@@ -37,8 +37,8 @@ def add_colours(text: str) -> str:
     return capture.get()
 
 
-def format_help(usage: str, doc: str, params: Iterable[Parameter], commands: list[tuple[str, str]], width: int) -> str:
-    """Render a command's help; commands: its subcommands with their summaries."""
+def collect_sections(params: Iterable[Parameter]) -> dict[str, list[tuple[str, str]]]:
+    """Return the rows of arguments and options, names and descriptions, by the titles of their sections."""
     sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
     for param in params:
         if isinstance(param, Argument):
@@ -48,13 +48,18 @@ def format_help(usage: str, doc: str, params: Iterable[Parameter], commands: lis
             sections.setdefault(param.rich_help_panel or "Options", []).append(format_option(param))
     if len(sections["Options"]) == 1:  # --help alone
         sections["Options"] = sections.pop("Options")
+    return {title: rows for title, rows in sections.items() if rows}
+
+
+def format_help(usage: str, doc: str, params: Iterable[Parameter], commands: list[tuple[str, str]], width: int) -> str:
+    """Render a command's help; commands: its subcommands with their summaries."""
+    sections = collect_sections(params)
     text, examples = doc.partition("\n\nExamples:\n")[::2]
     usage_lines = wrap(f"Usage: {usage}", width, subsequent_indent="       ", break_on_hyphens=False)
     lines = [*usage_lines, "", *wrap_paragraphs(text, width)]
     indent = compute_indent([row for rows in sections.values() for row in rows], width)
     for title, rows in sections.items():
-        if rows:
-            lines += ["", *wrap(f"{title}:", width), *format_rows(rows, width, indent)]
+        lines += ["", *wrap(f"{title}:", width), *format_rows(rows, width, indent)]
     if commands:
         lines += ["", "Commands:", *format_rows(commands, width, compute_indent(commands, width))]
     if examples:

@@ -1,6 +1,5 @@
 """Find the MODEL of a command, or pull it, and open it, with progress and warnings on stderr."""
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from localllm.cli.terminal import output as terminal
 from localllm.cli.terminal.output import ProgressLine, is_terminal, say, say_dim, wrap_line
 from localllm.cli.terminal.render import format_size, to_one_line
 from localllm.errors import UsageError
+from localllm.files.models_folder import is_path
 from localllm.system.terminal import use_normal_keys
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def resolve_model_path(model: str) -> str:
 
     On a terminal, offers to pull a missing model. Raises the errors of catalogue.resolve_model and pull.pull_model.
     """
-    if os.path.lexists(model):
+    if is_path(model):
         return model
     from localllm.services.hub.catalogue import MissingError, resolve_model
 
@@ -181,7 +181,7 @@ def open_model(
 
 def warn_unused(name: str, model: "Model", chat_template: str | None) -> None:
     """Warn of files and settings of a model's name that are not used."""
-    if not os.path.lexists(name):
+    if not is_path(name):
         from localllm.services.hub.name_settings import describe_unused_parts
 
         warn(describe_unused_parts(name, model.path, model.tokenizer.chat_template, chat_template is not None))
@@ -270,7 +270,7 @@ def make_prefill_progress(line: ProgressLine) -> Callable[[int, int], None]:
 
     def show(done: int, total: int) -> None:
         if done:
-            line.show(f"reading the prompt: {done} of {total} tokens")
+            line.show(f"read {done:,} of {total:,} tokens")
 
     return show
 

@@ -1,5 +1,6 @@
 """Read the prompt from options, files and pipes, and start the answer."""
 
+import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -124,7 +125,16 @@ def prepend_name(text: str, name: str) -> str:
 
 
 def read_file(file: str, most_bytes: Callable[[], int], encoding: str | None) -> bytes:
-    """Read a file's bytes. Raises the errors of read_bounded, and UsageError if it cannot be read."""
+    """Read a file's bytes; of a PDF, Word or EPUB file its text, with lines that number its pages.
+
+    HTML is read as it is: questions are often about the source. Raises the errors of read_bounded, and UsageError if
+    the file cannot be read.
+    """
+    if file.lower().endswith((".pdf", ".docx", ".epub")):
+        from localllm.files.documents import mark_pages, read_document  # 20 ms
+
+        text = mark_pages(read_document(file))
+        return read_bounded(io.BytesIO(text.encode(encoding or "utf-8", errors="replace")), most_bytes, encoding)
     try:
         with open(file, "rb") as source:
             return read_bounded(source, most_bytes, encoding)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
+from keyword import iskeyword
 from typing import TypeVar, cast
 
 import typer
@@ -16,7 +17,8 @@ from localllm.errors import UsageError
 COMMANDS = (
     "run", "chat", "map", "serve", "launch", "search", "ask", "embed", "rerank", "inspect", "tokenize", "quantize",
     "imatrix", "control-vector", "split", "merge", "edit", "verify", "perplexity", "eval", "bench", "warmup", "cache",
-    "replay", "list", "pull", "rm", "fit", "sessions", "templates", "config", "completion", "help",
+    "replay", "list", "pull", "import", "create", "cp", "rm", "stop", "fit", "sessions", "templates", "config",
+    "completion", "help",
 )  # fmt: skip
 COMPLETE = "_LOCALLLM_COMPLETE"  # variable that shells set to request completions, see completion.py
 HELP_NAMES = ["-h", "--help"]
@@ -25,7 +27,7 @@ C = TypeVar("C", bound=TyperCommand)
 
 
 def load_function(name: str) -> Callable[..., None]:
-    module = name.replace("-", "_")
+    module = name.replace("-", "_") + "_" * iskeyword(name)
     command: Callable[..., None] = getattr(import_module(f"localllm.cli.commands.{module}"), module)
     return command
 
@@ -37,7 +39,9 @@ def get_summary(name: str) -> str:
 def build_command(function: Callable[..., None], kind: type[C]) -> C:
     """Convert a function with annotated parameters to a Typer command of class `kind`."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(function.__name__, cls=kind, context_settings={"help_option_names": HELP_NAMES})(flatten(function))
+    app.command(function.__name__.rstrip("_"), cls=kind, context_settings={"help_option_names": HELP_NAMES})(
+        flatten(function)
+    )
     return cast(C, typer.main.get_command(app))
 
 

@@ -20,12 +20,13 @@ from localllm.engine.trace.recorder import ImageRowOperations
 from localllm.engine.trace.rope_shift import RopeShift
 from localllm.errors import LocalllmError, UnsupportedError
 from localllm.files.gguf.file import GGUFFile
-from localllm.system.memory import get_available_memory
+from localllm.system.memory import get_available_memory, get_system_memory
 from localllm.system.processes import has_driver
 
 if TYPE_CHECKING:
     from localllm.engine.cpu.weight_stream import WeightStorage
     from localllm.engine.cuda.devices import GpuPlacement
+    from localllm.engine.hooks import HookedOperations
 
 
 WORKING_BYTES = 200 << 20  # memory besides weights and cache: activations, kernels
@@ -91,6 +92,7 @@ class TracedModel(NamedTuple):
         encoding: operations of the encoder, empty without one.
         rows: traces the model for image rows (localllm.engine.trace.recorder), given whether these have bidirectional
             attention.
+        hooks: traces the model with hook points (localllm.engine.hooks), given whether with attention.
     """
 
     file: GGUFFile
@@ -100,6 +102,7 @@ class TracedModel(NamedTuple):
     context: int
     encoding: Sequence[Operation] = ()
     rows: Callable[[bool], ImageRowOperations | None] | None = None
+    hooks: "Callable[[bool], HookedOperations] | None" = None
 
     @property
     def states(self) -> list[State]:
@@ -153,7 +156,9 @@ def build_backend(traced: TracedModel, options: EngineOptions) -> SelectedBacken
         note = choice
     operations = options.observer.insert_sums(traced.operations) if options.observer else traced.operations
     storage = make_storage(traced, options)
-    backend = CpuBackend(operations, traced.states, traced.context, options, traced.encoding, traced.rows, storage)
+    backend = CpuBackend(
+        operations, traced.states, traced.context, options, traced.encoding, traced.rows, storage, traced.hooks
+    )
     return SelectedBackend(backend, note=storage.describe(traced.file.nbytes) if storage else note)
 
 
@@ -164,6 +169,8 @@ def make_storage(traced: TracedModel, options: EngineOptions) -> "WeightStorage 
         return None
     from localllm.engine.cpu.weight_stream import WeightStorage
 
+    if options.memory is None:  # leave some to other programs
+        memory = min(memory, get_system_memory() * 15 // 16)
     return WeightStorage(traced.file.locate, max(memory - WORKING_BYTES, 0))
 
 

@@ -201,7 +201,7 @@ class EmbeddingOnlyEngine:
     """The engine of a model that cannot generate text: every run raises. Attributes as in Engine."""
 
     device, warning, bytes_per_token, runs, draft_head_path = "CPU", None, 0, RunPlan(), None
-    adapters, adapter_scales, control_vectors = (), (), ()
+    adapters, adapter_scales, control_vectors, streamed_bytes = (), (), (), 0
 
     def __init__(self, path: str, hyperparameters: Hyperparameters, options: EngineOptions):
         self._path, self.hyperparameters = path, hyperparameters
@@ -211,6 +211,10 @@ class EmbeddingOnlyEngine:
     def get_cache_usage(self) -> tuple[int, int]:
         """Return zeros, because there is no cache."""
         return 0, 0
+
+    def get_disk_statistics(self) -> dict[str, float]:
+        """Return nothing: all weights are mapped."""
+        return {}
 
     def sequence(self) -> NoReturn:
         """Raise UnsupportedError."""

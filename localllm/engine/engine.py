@@ -32,7 +32,7 @@ from localllm.engine.image_tokens import ImageEmbedding, cuts_image, find_image,
 from localllm.engine.lower.header import SAME_TOKEN_TYPE, SequenceSpan
 from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.operations.experts import Route
-from localllm.engine.operations.tokens import ExportHidden, LayerOutputTap
+from localllm.engine.operations.tokens import ExportHidden
 from localllm.engine.options import EngineOptions
 from localllm.engine.runs import BATCH, EXACT_TOKENS, FIRST_RUN, LATER_RUN, PRECISE_TOKENS, SINGLE_RUN, RunPlan
 from localllm.engine.sequence import Sequence, require_capacity
@@ -43,7 +43,11 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.table import PAGE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from localllm.arch.verbs import Activation
     from localllm.engine.adapters import Adapter
+    from localllm.engine.hooks import HookedOperations, LayerHook
 
 MAX_MERGED_RECOMPUTE = 16  # at most this many tokens are recomputed together with new ones; more get a separate run
 
@@ -195,6 +199,7 @@ class Engine:
             raise UnsupportedError(f"{file.path}: {kind}: use localllm embed or localllm rerank")
         self.context, self.vocab_size = options.context or self.hyperparameters.context, self.hyperparameters.vocab_size
         self.lock, self.orphaned, self._path = create_lock(self), list[SequenceState](), file.path
+        self._weight_bytes = file.nbytes
         weights, forward = Weights(file.tensors), model.forward
         self.adapters: tuple[Adapter, ...] = ()
         self.adapter_scales = strip_trailing_zeros([scale for _, scale in options.lora])
@@ -208,13 +213,11 @@ class Engine:
             forward = add_adapters_to_forward(forward, self.adapters, control, file.tensors, self.hyperparameters.arch)
         self._record = partial(trace_model, file, forward, weights, self.hyperparameters, self.context)
         self._head_source: DraftHeadSource | None = None
-        drafts = options.backend == "cpu" and has_mtp_layer(weights, self.hyperparameters) and not options.shows_layers
+        drafts = options.backend == "cpu" and has_mtp_layer(weights, self.hyperparameters)
         if drafts and isinstance(model, DraftingFamily):
             self._head_source = select_mtp_layer(file, model, self.hyperparameters)
         self._tap = create_hidden_state_tap(self._head_source) if self._head_source else None
-        size = self.hyperparameters.layers, self.hyperparameters.width
-        self._layer_tap = LayerOutputTap(*size) if options.shows_layers else None
-        recorder = self._record(self._tap or self._layer_tap)
+        recorder = self._record(self._tap)
         rows = partial(trace_image_rows, forward, weights, self.hyperparameters, self.context)
         self._images, self._accepts_images = WeakValueDictionary[int, ImageEmbedding](), recorder.begins
         self.operations, self.kv_type, self.rope = recorder.operations, options.kv_cache_type, options.rope
@@ -222,8 +225,9 @@ class Engine:
         self._head: DraftHead | None = None  # built on first use
         self._start, self.thread_count = self.hyperparameters.start_token, options.thread_count
         traced = TracedModel(
-            file, self.operations, forward, self.hyperparameters, self.context, recorder.encoding, rows
-        )
+            file, self.operations, forward, self.hyperparameters, self.context, recorder.encoding, rows,
+            partial(self._trace_hooks, forward, weights),
+        )  # fmt: skip
         backend, self.device, note, self.limits = build_backend(traced, options)
         self._backend: Backend | None = backend
         later = FIRST_RUN if any(isinstance(operation, Route) for operation in self.operations) else LATER_RUN
@@ -233,12 +237,44 @@ class Engine:
         self._find_rotations, self._shifts = cache(partial(find_key_rotations, self.operations, traced.states)), False
         self.warning = backend.warning or note
 
-    def sequence(self) -> Sequence:
-        """Create an empty sequence. Raises UnsupportedError for a model that does not generate text."""
+    def _trace_hooks(
+        self, forward: "Callable[..., Activation]", weights: Weights, with_attention: bool
+    ) -> "HookedOperations":
+        """Trace the model with hook points; see localllm.engine.hooks."""
+        from localllm.engine.hooks import trace_hooks  # seldom needed
+
+        return trace_hooks(forward, weights, self.hyperparameters, self.context, with_attention)
+
+    def sequence(self, hook: "LayerHook | None" = None) -> Sequence:
+        """Create an empty sequence; hook: sees and changes hidden states of its tokens.
+
+        Raises UnsupportedError for a model that does not generate text, and the errors of `require_hook`.
+        """
+        if hook:
+            self.require_hook(hook)
         if self.hyperparameters.fills:
             kind = f"{self.hyperparameters.arch} models fill masked tokens and cannot continue a sequence"
             raise UnsupportedError(f"{self._path}: {kind}: use localllm run")
-        return self._create_sequence()
+        sequence = self._create_sequence()
+        sequence.hook = hook
+        return sequence
+
+    def require_hook(self, hook: "LayerHook") -> None:
+        """Raise UsageError for a layer that does not exist, UnsupportedError if the model cannot have the hook."""
+        from localllm.engine.hooks import require_layers  # seldom needed
+
+        h, with_attention = self.hyperparameters, hook.attention_layer is not None
+        if beyond := [layer for layer in hook.layers if not 0 <= layer <= h.layers]:
+            raise UsageError(f"layers must be from 0 to {h.layers}, the output of the last layer, not {beyond[0]}")
+        if hook.attention_layer is not None and not 0 <= hook.attention_layer < h.layers:
+            raise UsageError(f"a layer with attention must be from 0 to {h.layers - 1}, not {hook.attention_layer}")
+        with self.lock:
+            if self._start is not None:
+                raise UnsupportedError(f"{self._path}: hidden states of {h.arch} models cannot be read")
+            if isinstance(self.backend, CpuBackend):
+                require_layers(self.backend.get_hook_points(with_attention), hook, h.arch)
+            elif self._options.backend != "reference" or with_attention:
+                raise UnsupportedError(f"hidden states are read on the CPU only, not on {self.device}: use device cpu")
 
     def forward_full(self, ids: Ids[int]) -> np.ndarray:
         """Compute the logits of all tokens with bidirectional attention, float32 [tokens, vocab].
@@ -256,19 +292,6 @@ class Engine:
     def _create_sequence(self) -> Sequence:
         return Sequence(self, self.backend.create_state())
 
-    def layer_outputs(self) -> np.ndarray:
-        """Return the outputs of all layers for the last token of the latest call, float32 [layers, width].
-
-        The engine must have the option `shows_layers`, and the call one sequence and logits "last". Raises
-        UnsupportedError for an architecture that does not export them.
-        """
-        tap, width = self._layer_tap, self.hyperparameters.width
-        assert tap is not None
-        if len(tap.shown) < len(tap.rows):
-            kind = f"control vectors are not supported for {self.hyperparameters.arch} models"
-            raise UnsupportedError(f"{self._path}: {kind}")
-        return tap.rows[:, :width].copy()
-
     def get_cache_usage(self) -> tuple[int, int]:
         """Return the number of used token slots of the cache, and of all.
 
@@ -281,6 +304,12 @@ class Engine:
     def get_disk_statistics(self) -> dict[str, float]:
         """Return read_bytes and waited_s of weights larger than memory, and hits of experts; empty if all fit."""
         return self._backend.get_disk_statistics() if isinstance(self._backend, CpuBackend) else {}
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Size of the weights that have no place in memory and are read from the disk, in bytes."""
+        storage = self._backend.storage if isinstance(self._backend, CpuBackend) else None
+        return 0 if storage is None or storage.plan is None else max(self._weight_bytes - storage.budget, 0)
 
     @property
     def bytes_per_token(self) -> int:
@@ -525,7 +554,15 @@ class Engine:
             scales = sequence.adapter_scales.expand(begin, len(ids)) if self.adapters else None
             spans.append(
                 SequenceSpan(
-                    *part, SAME_TOKEN_TYPE, sequence.encoded, image, offset, kernel_tokens, kernel_wanted, scales
+                    *part,
+                    SAME_TOKEN_TYPE,
+                    sequence.encoded,
+                    image,
+                    offset,
+                    kernel_tokens,
+                    kernel_wanted,
+                    scales,
+                    sequence.hook,
                 )
             )
         try:

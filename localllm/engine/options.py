@@ -40,7 +40,6 @@ class EngineOptions:
         control_layers: the first and the last layer that they change; None: all.
         memory: bytes for weights, cache and buffers on the CPU; a larger model's weights are read from the disk in each
             run. None: what is available.
-        shows_layers: Engine.layer_outputs is filled, on the CPU.
     """
 
     threads: int | None = None
@@ -56,7 +55,6 @@ class EngineOptions:
     control_vectors: tuple[tuple[str, float], ...] = ()
     control_layers: tuple[int, int] | None = None
     memory: int | None = None
-    shows_layers: bool = False
 
     @cached_property
     def kv_cache_type(self) -> KVType:

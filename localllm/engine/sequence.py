@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from localllm.engine.adapters import Adapter
     from localllm.engine.forks import ForkedLock
+    from localllm.engine.hooks import LayerHook
 
 
 class SequenceRunner(Protocol):
@@ -82,9 +83,11 @@ class Sequence:
         images: the images among the tokens, each with the index of its first row.
         exact: length of the prefix before the first token that was copied from another sequence.
         adapter_scales: the scales of adapters for its tokens.
+        hook: sees and changes hidden states of its tokens, or None.
     """
 
     listener: SequenceListener | None = None
+    hook: "LayerHook | None" = None
 
     def __init__(self, engine: SequenceRunner, store: SequenceState, tokens: Ids[int] = ()):
         self.tokens, self.aligned, self.encoded = list(tokens), 0, 0
@@ -132,7 +135,7 @@ class Sequence:
             twin = Sequence(self.engine, self.store.fork(len(self.tokens)), self.tokens)
             twin.aligned, twin.encoded, twin.images = self.aligned, self.encoded, [*self.images]
             twin._pending_aligned, twin.exact = self._pending_aligned, self.exact
-            twin.adapter_scales = AdapterScales(self.adapter_scales.changes)
+            twin.adapter_scales, twin.hook = AdapterScales(self.adapter_scales.changes), self.hook
             return twin
 
     def set_adapter_scales(self, scales: Ids[float]) -> None:

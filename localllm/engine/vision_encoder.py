@@ -15,7 +15,7 @@ from localllm.arch.verbs import Activation
 from localllm.arch.vision import load_projector
 from localllm.arch.vision.hyperparameters import VisionHyperparameters
 from localllm.arch.weights import Weights
-from localllm.engine.cpu.program import RunCache, compile_program
+from localllm.engine.cpu.program import RunCache, StreamingRunner, compile_program
 from localllm.engine.forks import create_lock
 from localllm.engine.lower.header import RunHeader
 from localllm.engine.lower.steps import StepMemory
@@ -128,14 +128,19 @@ class VisionProgram:
     def __init__(self, traced: TracedProgram, h: VisionHyperparameters, options: EngineOptions, streams: bool = False):
         """Compile the program. Raises ModelError, LocalllmError.
 
-        streams: see `compile_program`.
+        streams: whether weights are released after each use.
         """
         self._rows, self._angles, operations = traced.rows, traced.recorder.angles, traced.recorder.operations
         self._pages = np.arange(-(-len(traced.rows) // PAGE))
         self._cache = RunCache(h.list_states(), len(self._pages), KV_TYPE, operations)
         places = StepMemory(self._cache, None, RunHeader(len(traced.rows)))
         self._program = compile_program(
-            operations, places, options.thread_count, options.progress, keeps=False, streams=streams
+            operations,
+            places,
+            options.thread_count,
+            options.progress,
+            keeps=False,
+            make_runner=StreamingRunner if streams else None,
         )
         self.close = self._program.close
 

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
+from urllib.parse import quote, unquote
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.frozen import frozen
@@ -16,6 +17,8 @@ from localllm.system.files import get_folder_variable, get_user_folder
 
 FOLDER_VARIABLE = "LOCALLLM_MODELS"  # in the environment: the folder
 ENDING, PARTIAL = ".gguf", ".partial"
+CREATED = ".modelfile"  # ending of the files of created names
+LATEST = ":latest"  # Ollama's tag of a name without a tag
 SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 OTHER_FILE_MARKS = "mmproj", "imatrix"  # in the names of vision projectors and importance matrices
 DRAFT_HEADS = "mtp-", "eagle3-", "dflash-"  # in the names of draft heads, which belong to another model
@@ -107,6 +110,27 @@ def find_models_folder() -> tuple[Path, str]:
             raise UsageError(f"{FOLDER_VARIABLE} must be an absolute path (found {folder!r})")
         return Path(folder), FOLDER_VARIABLE
     return get_user_folder("data") / "models", get_folder_variable("data")
+
+
+def get_created_path(name: str) -> Path:
+    """Return the path of a created name's Modelfile, which may not exist."""
+    return get_models_folder() / f"{quote(name.removesuffix(LATEST).lower(), safe='')[:250]}{CREATED}"
+
+
+def is_path(model: str) -> bool:
+    """Return whether a MODEL is an existing path; a created name has priority over a file in the working folder."""
+    if not os.path.lexists(model):
+        return False
+    return os.path.basename(model) != model or model.endswith(ENDING) or not os.path.isfile(get_created_path(model))
+
+
+def list_created_names() -> list[str]:
+    """List the names in the models folder that stand for a model with settings of its own."""
+    try:
+        names = os.listdir(get_models_folder())
+    except OSError:
+        return []
+    return sorted(unquote(name.removesuffix(CREATED)) for name in names if name.endswith(CREATED))
 
 
 def list_files(folder: Path) -> list[str]:

@@ -50,7 +50,14 @@ class AnswerRecord:
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:
-        return f"AnswerRecord(text={self.text!r}, finish_reason={self.finish_reason!r})"
+        return describe_answer("AnswerRecord", self)
+
+    def _repr_markdown_(self) -> str:
+        return self.text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer as values of JSON."""
+        return to_dict(self)
 
     @property
     def parsed(self) -> Any:
@@ -83,6 +90,16 @@ class PicklableAnswer:
         """
         return parse_with_schema(self.text, self.finish_reason, has_schema(self.options), self.options.result_type)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer as values of JSON: its text, tokens, figures, tool calls and log probabilities."""
+        return to_dict(self)
+
+    def __repr__(self) -> str:
+        return describe_answer(type(self).__name__, self)
+
+    def _repr_markdown_(self) -> str:
+        return self.text
+
     def __reduce__(self) -> tuple[type[AnswerRecord], tuple[dict[str, Any]]]:
         return reduce_answer(self)
 
@@ -114,6 +131,34 @@ def parse_with_schema(text: str, finish_reason: str, has_schema: bool, result_ty
     from localllm.generation.constraints.json_text import parse_answer
 
     return parse_answer(text, finish_reason, result_type)
+
+
+DICT_ATTRIBUTES = (
+    "text", "thinking", "finish_reason", "prompt_tokens", "completion_tokens", "cached_tokens", "seed", "prefill_s",
+    "ttft_s", "decode_s", "tokens",
+)  # fmt: skip
+
+
+def to_dict(answer: Any) -> dict[str, Any]:
+    """Return an answer's text, tokens and figures as values of JSON; calls and log probabilities if it has some."""
+    values: dict[str, Any] = {name: getattr(answer, name) for name in DICT_ATTRIBUTES}
+    if answer.calls:
+        values["tool_calls"] = [call.to_message() for call in answer.calls]
+    if answer.logprobs:
+        values["logprobs"] = [
+            {**chosen._asdict(), "likeliest": [each._asdict() for each in likeliest]}
+            for chosen, likeliest in answer.logprobs
+        ]
+    return values
+
+
+def describe_answer(kind: str, answer: Any) -> str:
+    """Return the repr of an answer: its text, shortened, and how it ended."""
+    text = answer.text if len(answer.text) <= SHOWN else f"{answer.text[:SHOWN]}…"
+    return f"{kind}(text={text!r}, tokens={answer.completion_tokens}, finish_reason={answer.finish_reason!r})"
+
+
+SHOWN = 200  # characters of an answer in its repr
 
 
 def to_message(answer: Any) -> Message:

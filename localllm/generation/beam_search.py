@@ -5,9 +5,10 @@ beams by one token.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
+from operator import attrgetter
 from typing import TypeVar
 
 import numpy as np
@@ -44,6 +45,13 @@ class Answer:
     seed: int | None = None
     thinking: str = ""
 
+    def to_dict(self) -> dict[str, object]:
+        """Return the answer as values of JSON."""
+        return asdict(self)
+
+    def _repr_markdown_(self) -> str:
+        return self.text
+
 
 Found = TypeVar("Found", bound=Answer | Completion)
 
@@ -57,14 +65,16 @@ def require_counts(n: int, beams: int) -> None:
 
 
 def generate_answers(
-    cache: PrefixCache, tokenizer: Tokenizer, task: PromptTask, n: int = 1, beams: int = 0
+    cache: PrefixCache, tokenizer: Tokenizer, task: PromptTask, n: int = 1, beams: int = 0, length_penalty: float = 0.0
 ) -> list[Answer]:
     """Return n answers, best first: sampled ones, or, with `beams`, the n likeliest of a beam search.
 
-    Sampled answers are compared by log probability per token, those of a beam search by log probability. Raises
-    UsageError for options that beam search does not have, and ContextError.
+    Sampled answers are compared by log probability per token, those of a beam search by log probability, divided by
+    the number of tokens to the power of length_penalty. Raises UsageError for options that beam search does not have,
+    and ContextError.
     """
     require_counts(n, beams)
+    require_penalty(beams, length_penalty)
     for name in ("logit_bias", "ignore_eos"):
         if beams and getattr(task.options.sampling, name):
             raise UsageError(f"{name} cannot be combined with beams: beam search does not sample")
@@ -73,7 +83,8 @@ def generate_answers(
             raise UsageError(f"{name} cannot be combined with beams: beam search does not sample")
     if beams:
         task = replace(task, options=replace(task.options, speculate="off"))
-    request = Request(task, 1 if beams else n, is_scored=True, search=BeamSearch(beams, tokenizer) if beams else None)
+    search = BeamSearch(beams, tokenizer, length_penalty) if beams else None
+    request = Request(task, 1 if beams else n, is_scored=True, search=search)
     request.create_answers(cache.engine, tokenizer)
     with closing(Scheduler(cache.engine, tokenizer, [request], n, cache=cache)) as scheduler:
         for _ in scheduler:
@@ -93,19 +104,38 @@ def generate_answers(
     ]
 
 
+def require_penalty(beams: int, length_penalty: object) -> None:
+    """Raise UsageError for a length penalty that is no finite number, or without beams."""
+    if isinstance(length_penalty, bool) or not isinstance(length_penalty, int | float):
+        raise UsageError(f"length_penalty must be a number, not {length_penalty!r}")
+    if not math.isfinite(length_penalty):
+        raise UsageError(f"length_penalty must be finite, not {length_penalty}")
+    if length_penalty and not beams:
+        raise UsageError("length_penalty needs beams: sampled answers are ranked by their log probability per token")
+
+
 class BeamSearch:
     """Search for the likeliest answers with different texts, without sampling.
 
     Each step keeps the likeliest continuations, and only the best of several with the same text. The search ends when
-    `beams` answers have finished and no unfinished one is likelier than the worst of them, since log probabilities only
-    fall. It also ends at max_tokens or when the context is full; unfinished answers then count as results.
+    `beams` answers have finished and no unfinished one has a better score than the worst of them, since log
+    probabilities only fall. (With a length penalty a longer answer may still overtake; as in transformers, scores at
+    the current length are compared.) It also ends at max_tokens or when the context is full; unfinished answers then
+    count as results.
 
     Attributes:
-        results: at most `beams` finished answers, the likeliest first.
+        results: at most `beams` finished answers, the best first.
     """
 
-    def __init__(self, beams: int, tokenizer: Tokenizer):
+    def __init__(self, beams: int, tokenizer: Tokenizer, length_penalty: float = 0.0):
+        """Set up a search; length_penalty: above 0 favors long answers, below 0 short ones."""
         self._beams, self._tokenizer, self.results = beams, tokenizer, list[Completion]()
+        self._penalty = length_penalty
+
+    def _score(self, answer: Completion) -> float:
+        """Return an answer's log probability, divided by its length to the power of the penalty."""
+        length = max(len(answer.tokens) + answer.has_ended, 1)
+        return answer.logprob / math.pow(length, self._penalty)
 
     def expand(self, answers: list[Completion], rows: list[np.ndarray]) -> list[tuple[Completion, Completion]]:
         """Extend the answers by a token; see AnswerSearch.expand."""
@@ -113,7 +143,11 @@ class BeamSearch:
         self._add(ended)
         first = going[0][0] if going else None
         is_full = len(self.results) == self._beams
-        if first and first.remaining_tokens and not (is_full and self.results[-1].logprob >= first.logprob):
+        if (
+            first
+            and first.remaining_tokens
+            and not (is_full and self._score(self.results[-1]) >= max(self._score(child) for child, _ in going))
+        ):
             return going
         self._add([child for child, _ in going])
         return []
@@ -122,7 +156,7 @@ class BeamSearch:
         """Finish answers and add them to the results."""
         for answer in answers:
             answer.finish()
-        self.results = select_best([*self.results, *answers], self._beams)
+        self.results = select_best([*self.results, *answers], self._beams, self._score)
 
     def _extend_beams(
         self, answers: list[Completion], rows: list[np.ndarray]
@@ -147,10 +181,15 @@ class BeamSearch:
         return [*going.values()], finished
 
 
-def select_best(answers: Sequence[Found], count: int) -> list[Found]:
-    """Return the `count` likeliest answers, best first, with only the best of several that have the same text."""
+def select_best(
+    answers: Sequence[Found], count: int, score: Callable[[Found], float] = attrgetter("logprob")
+) -> list[Found]:
+    """Return the `count` best answers, best first, with only the best of several that have the same text.
+
+    score: by default the log probability.
+    """
     by_text: dict[str, Found] = {}
-    for answer in sorted(answers, key=lambda answer: -answer.logprob):
+    for answer in sorted(answers, key=score, reverse=True):
         by_text.setdefault(answer.text, answer)
     return [*by_text.values()][:count]
 

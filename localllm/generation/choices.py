@@ -45,6 +45,10 @@ class Choice(NamedTuple):
     logprob: float
     probability: float
 
+    def to_dict(self) -> dict[str, str | float]:
+        """Return the choice as values of JSON."""
+        return self._asdict()
+
 
 class Score(NamedTuple):
     """The log probability of a text after a prompt.
@@ -55,6 +59,10 @@ class Score(NamedTuple):
 
     logprob: float
     tokens: list[TokenLogprob]
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the score as values of JSON."""
+        return {"logprob": self.logprob, "tokens": [token._asdict() for token in self.tokens]}
 
 
 def rank_choices(texts: Sequence[str], tokens: Sequence[Sequence[TokenLogprob]]) -> list[Choice]:

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, cast, overload
 
-from localllm.errors import LocalllmError, UsageError
+from localllm.errors import LocalllmError, UnknownOptionError, UsageError
 from localllm.generation.conversation import is_conversation
 from localllm.generation.options import GenerationOptions
 from localllm.generation.request import Completion, Request
@@ -93,6 +94,10 @@ def describe_unknown_option(name: str) -> str:
     """Return the message for an unknown option, with the name that it resembles."""
     from difflib import get_close_matches  # seldom needed
 
+    from localllm.generation.foreign_names import ANSWER_NAMES, describe_foreign_name
+
+    if hint := describe_foreign_name(name, ANSWER_NAMES):
+        return f"there is no option {name!r}{hint}"
     close = get_close_matches(name.lower(), sorted(ChatArguments.__annotations__), n=1)
     return f"there is no option {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
 
@@ -120,7 +125,7 @@ def gather_options(
 ) -> GenerationOptions:
     """Convert the keyword arguments of a method to options.
 
-    Raises UsageError for an unknown name or an invalid value.
+    Raises UnknownOptionError for an unknown name, UsageError for an invalid value.
     """
     remaining = {name: to_python_number(value) for name, value in cast("dict[str, Any]", arguments).items()}
     sampling = {name: remaining.pop(name) for name in SamplingArguments.__annotations__ if name in remaining}
@@ -131,7 +136,7 @@ def gather_options(
         if not isinstance(value := to_python_number(cast("dict[str, Any]", arguments)[name]), bool | None):
             raise UsageError(f"{name} must be True or False, not {value!r:.60}")
     if unknown := remaining.keys() - ChatArguments.__annotations__.keys():
-        raise UsageError(describe_unknown_option(sorted(unknown)[0]))
+        raise UnknownOptionError(describe_unknown_option(sorted(unknown)[0]))
     answer_options = {name: value for name, value in remaining.items() if name not in _CONSTRAINTS}
     if answer_options.get("tools"):
         from localllm.generation.tools.python_tools import make_tool_use  # seldom needed
@@ -151,6 +156,26 @@ def gather_options(
     )
 
 
+def make_options(arguments: Mapping[str, Any]) -> GenerationOptions:
+    """Convert keyword arguments, including max_tokens and stop, to options. Raises UsageError."""
+    remaining = dict(arguments)
+    max_tokens, stop = remaining.pop("max_tokens", None), remaining.pop("stop", ())
+    return gather_options(max_tokens, stop, cast("AnswerArguments", remaining))
+
+
+def pair_options(
+    prompts: Iterable["Prompt"], each: Iterable[Mapping[str, Any]], common: Mapping[str, Any]
+) -> "Iterator[tuple[Prompt, Callable[[], GenerationOptions]]]":
+    """Pair prompts with functions that make their options. Raises UsageError if their counts differ."""
+    for prompt, own in zip_longest(prompts, each, fillvalue=MISSING):
+        if prompt is MISSING or own is MISSING:
+            raise UsageError("per_prompt must have options for each prompt: the two lists have different lengths")
+        if not isinstance(own, Mapping):
+            raise UsageError(f"per_prompt must be a list of dicts, not of {type(own).__name__}")
+        yield cast("Prompt", prompt), partial(make_options, {**common, **own})
+
+
+MISSING = object()
 Prompt = str | list[int] | list[Message]  # a string or token ids to continue, or messages to answer
 
 
@@ -158,10 +183,12 @@ class GenerationMixin:
     """The methods of a Model that generate, choose and score text.
 
     Attributes:
-        session: the model's conversation.
+        session: the model's conversation.  receipt_maker: makes the receipt of an answer from this model, the
+        prompt, the options and the answer; None: answers have no receipts.
     """
 
     session: Session
+    receipt_maker: "Callable[[Any, object, GenerationOptions, Generation], dict[str, Any]] | None" = None
 
     def resolve_drafter(self, speculate: Any) -> "str | Drafter":
         """Convert the argument `speculate` of a method to a value of GenerationOptions.speculate."""
@@ -189,7 +216,8 @@ class GenerationMixin:
 
         Raises ContextError if the prompt does not fit, UsageError for invalid arguments.
         """
-        return self.session.complete(prompt, gather_options(max_tokens, stop, options, self.resolve_drafter(speculate)))
+        generation = gather_options(max_tokens, stop, options, self.resolve_drafter(speculate))
+        return self._note(self.session.complete(prompt, generation), prompt, generation)
 
     def infill(
         self, prefix: str, suffix: str, max_tokens: int | None = None, stop: Sequence[str] = (),
@@ -222,7 +250,14 @@ class GenerationMixin:
 
         Other arguments and errors as for `generate`.
         """
-        return self.session.chat(messages, gather_options(max_tokens, stop, options, self.resolve_drafter(speculate)))
+        generation = gather_options(max_tokens, stop, options, self.resolve_drafter(speculate))
+        return self._note(self.session.chat(messages, generation), messages, generation)
+
+    def _note(self, answer: Generation, prompt: object, options: GenerationOptions) -> Generation:
+        """Let an answer make its receipt."""
+        if self.receipt_maker:
+            answer.receipt_maker = partial(self.receipt_maker, self, prompt, options)
+        return answer
 
     def achat(
         self, messages: Sequence[Message], max_tokens: int | None = None, stop: Sequence[str] = (),
@@ -293,31 +328,35 @@ class GenerationMixin:
 
     def candidates(
         self, prompt: Prompt, n: int = 1, beams: int = 0, max_tokens: int | None = None, stop: Sequence[str] = (),
-        **options: Unpack[ChatArguments],
+        length_penalty: float = 0.0, **options: Unpack[ChatArguments],
     ) -> "list[Answer]":  # fmt: skip
         """Return n answers, best first: sampled ones, or, with `beams`, the likeliest of a beam search.
 
-        prompt: a string or token ids to continue, or messages to answer. Raises the errors of `generate`.
+        prompt: a string or token ids to continue, or messages to answer.  length_penalty: beams are ranked by their log
+        probability divided by their number of tokens to this power: 0 by their probability, 1 by the mean of their
+        tokens. Raises the errors of `generate`.
         """
-        return self.session.candidates(prompt, gather_options(max_tokens, stop, options), n, beams)
+        penalty = to_python_number(length_penalty)
+        return self.session.candidates(prompt, gather_options(max_tokens, stop, options), n, beams, penalty)
 
     @overload
     def map(
         self, prompts: Iterable[Prompt], max_tokens: int | None = None, stop: Sequence[str] = (),
         parallel: int | None = None, precise: bool = True, errors: Literal["raise"] = "raise",
-        **options: Unpack[ChatArguments],
+        per_prompt: Iterable[Mapping[str, Any]] | None = None, **options: Unpack[ChatArguments],
     ) -> Iterator[Completion]: ...  # fmt: skip
 
     @overload
     def map(
         self, prompts: Iterable[Prompt], max_tokens: int | None = None, stop: Sequence[str] = (),
         parallel: int | None = None, precise: bool = True, *, errors: Literal["return"],
-        **options: Unpack[ChatArguments],
+        per_prompt: Iterable[Mapping[str, Any]] | None = None, **options: Unpack[ChatArguments],
     ) -> Iterator[Completion | LocalllmError]: ...  # fmt: skip
 
     def map(
         self, prompts: Iterable[Prompt], max_tokens: int | None = None, stop: Sequence[str] = (),
-        parallel: int | None = None, precise: bool = True, errors: str = "raise", **options: Unpack[ChatArguments],
+        parallel: int | None = None, precise: bool = True, errors: str = "raise",
+        per_prompt: Iterable[Mapping[str, Any]] | None = None, **options: Unpack[ChatArguments],
     ) -> Iterator[Completion | LocalllmError]:  # fmt: skip
         """Answer many prompts in a batch, each as `generate` or `chat` would.
 
@@ -328,23 +367,35 @@ class GenerationMixin:
         precise: whether each answer is computed to the bit as if it were alone (exceptions: docs/map.md); False is
         faster, but some tokens differ.
         errors: "raise" the first error, or "return" each in place of its answer.
+        per_prompt: options of each prompt, in their order, such as [{"seed": 1}, {"max_tokens": 5}], in place of those
+        for all.
         """
-        generation = gather_options(max_tokens, stop, options)
+        common = {"max_tokens": max_tokens, "stop": stop, **options}
+        generation = make_options(common)
         if errors not in ("raise", "return"):
             raise UsageError(f"errors must be raise or return, not {errors!r}")
         parallel = None if parallel is None else require_integer("parallel", parallel, 1)
-        return self._map(require_iterable("prompts", prompts), generation, parallel, precise, errors == "return")
+        prompts = require_iterable("prompts", prompts)
+        if per_prompt is None:
+            pairs: Iterator[tuple[Prompt, Callable[[], GenerationOptions]]] = (
+                (prompt, lambda: generation) for prompt in prompts
+            )
+        else:
+            pairs = pair_options(prompts, require_iterable("per_prompt", per_prompt), common)
+        return self._map(pairs, parallel, precise, errors == "return")
 
     def _map(
-        self, prompts: Iterable[Prompt], options: GenerationOptions, parallel: int | None, precise: bool, returns: bool
-    ) -> Iterator[Completion | LocalllmError]:
+        self, pairs: "Iterator[tuple[Prompt, Callable[[], GenerationOptions]]]", parallel: int | None, precise: bool,
+        returns: bool,
+    ) -> Iterator[Completion | LocalllmError]:  # fmt: skip
         """Yield the answers of `map`.
 
-        returns: whether errors are yielded in place of answers.
+        pairs: each prompt, and a function that returns its options. returns: whether errors are yielded in place of
+        answers.
         """
         results = dict[int, Completion | LocalllmError]()
         next_number = 0
-        with closing(self.batch(self._create_requests(prompts, options, results, returns), parallel, precise)) as batch:
+        with closing(self.batch(self._create_requests(pairs, results, returns), parallel, precise)) as batch:
             for finished in batch:
                 results |= {request.key: request.error or request.answers[0] for request in finished}
                 while (answer := results.pop(next_number, None)) is not None:
@@ -355,16 +406,16 @@ class GenerationMixin:
         yield from (results[number] for number in sorted(results))
 
     def _create_requests(
-        self, prompts: Iterable[Prompt], options: GenerationOptions, failed: dict[int, Completion | LocalllmError],
-        returns: bool,
+        self, pairs: "Iterator[tuple[Prompt, Callable[[], GenerationOptions]]]",
+        failed: dict[int, Completion | LocalllmError], returns: bool,
     ) -> Iterator[Request]:  # fmt: skip
         """Yield a request for each prompt.
 
         failed: receives the errors of invalid prompts by index if `returns` is true; otherwise they are raised.
         """
-        for number, prompt in enumerate(prompts):
+        for number, (prompt, get_options) in enumerate(pairs):
             try:
-                yield self.session.request(prompt, options, key=number)
+                yield self.session.request(prompt, get_options(), key=number)
             except LocalllmError as error:
                 if not returns:
                     raise

@@ -31,6 +31,7 @@ from localllm.generation.run_queue import RunQueue
 
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
+    from localllm.engine.hooks import LayerHook
     from localllm.engine.memory.sequence_state import StoredPrefix
     from localllm.engine.prefix_store import PrefixStore
     from localllm.engine.sequence import Sequence
@@ -198,12 +199,14 @@ class PrefixCache:
             written, because they may only contain prompts that were read in whole runs.
         is_live: whether requests arrive while others are answered.
         idle: unused sequences, the latest last.
+        hook: of all its sequences, or None; with one, nothing is reused, so that it is called for every token.
     """
 
     def __init__(
         self, engine: "Engine", store: "PrefixStore | None" = None, ngrams: "NgramCache | None" = None,
-        is_shared: bool = False, is_live: bool = False,
+        is_shared: bool = False, is_live: bool = False, hook: "LayerHook | None" = None,
     ):  # fmt: skip
+        self.hook = hook
         self.engine, self.context, self.store, self.ngrams = engine, engine.context, store, ngrams
         self.is_shared, self.is_live, self.runs = is_shared, is_live, RunQueue()
         self.idle: deque[Sequence | ShiftedSequence] = deque()
@@ -280,7 +283,9 @@ class PrefixCache:
         )  # fmt: skip
 
     def _find_match(self, query: PrefixQuery) -> PrefixMatch:
-        """Return the longest reusable prefix in memory and in files."""
+        """Return the longest reusable prefix in memory and in files; NOTHING for answers with hooks."""
+        if self.hook:
+            return NOTHING
         candidates = [*self._list_in_memory(query), *self._find_stored(query)]
         return find_longest_match(candidates, query.ids, self.engine.runs, query.segments)
 
@@ -339,7 +344,7 @@ class PrefixCache:
                 self._turns[loaded.sequence] = restore_turns(source)
             return loaded and CachedSequence(*loaded)
         if source is None:
-            new = self.engine.sequence()
+            new = self.engine.sequence(self.hook) if self.hook else self.engine.sequence()
             return CachedSequence(new if query.keep is None else ShiftedSequence(new, query.keep))
         if source in self.idle and not self.is_shared:
             self.idle.remove(source)

@@ -7,16 +7,24 @@ generated this way: a Generation is a Scheduler of one request.
 
 import sys
 from collections import Counter, deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from collections.abc import Sequence as Ids
 from contextlib import ExitStack, suppress
 from copy import copy
+from inspect import GEN_CREATED, getgeneratorstate
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from localllm.engine.runs import BATCH, PRECISE_TOKENS
-from localllm.errors import LocalllmError, MemoryLimitError
-from localllm.generation.answer_record import AnswerRecord, TextIterator, reduce_answer, to_message
+from localllm.errors import LocalllmError, MemoryLimitError, UsageError
+from localllm.generation.answer_record import (
+    AnswerRecord,
+    TextIterator,
+    describe_answer,
+    reduce_answer,
+    to_dict,
+    to_message,
+)
 from localllm.generation.chunked_prefill import LIVE_CHUNK, compute_chunk_size, find_run_end
 from localllm.generation.prefix_cache import PrefixCache, ReuseCandidate, find_longest_match
 from localllm.generation.reasoning import TextPart
@@ -203,7 +211,7 @@ class Scheduler:
         self.running.append(completion)
         if completion.sequence is None:
             self._cache.acquire(completion)
-        if self._precise and completion.remaining_tokens > 1:
+        if self._precise and completion.remaining_tokens > 1 and not self._cache.hook:
             self._speculator.listen(completion, len(self.running) - 1)
 
     def _select_prefill(self, room: int, precise_room: int) -> tuple[list[AnswerSpan], bool]:
@@ -525,6 +533,8 @@ class Generation(TextIterator):
     drafted: int
     accepted: int
 
+    receipt_maker: "Callable[[Generation], dict[str, Any]] | None" = None  # set by the method that made the answer
+
     def __init__(self, cache: PrefixCache, tokenizer: Tokenizer, task: PromptTask):
         """Prepare an answer.
 
@@ -562,6 +572,29 @@ class Generation(TextIterator):
     def message(self) -> Message:
         """Return the answer as a message of the role assistant, with its reasoning and tool calls."""
         return to_message(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer as values of JSON: its text, tokens, figures, tool calls and log probabilities."""
+        return to_dict(self)
+
+    def receipt(self) -> dict[str, Any]:
+        """Return the answer's receipt, as `localllm run --receipt` writes it and `localllm replay` reads it.
+
+        It hashes the model's files, once per file. Raises UsageError for an answer that was not made by `generate` or
+        `chat` of a model from `localllm.open`, and for a prompt or options that cannot be stored.
+        """
+        if self.receipt_maker is None:
+            raise UsageError("only answers of generate and chat of a model from localllm.open have receipts")
+        return self.receipt_maker(self)
+
+    def __repr__(self) -> str:
+        """Describe the answer so far, without generating it."""
+        if getgeneratorstate(self.parts) == GEN_CREATED:
+            return "Generation(not begun: iterate over it, or read its text)"
+        return describe_answer("Generation", self)
+
+    def _repr_markdown_(self) -> str:
+        return self.text
 
     def __reduce__(self) -> tuple[type[AnswerRecord], tuple[dict[str, Any]]]:
         """Pickle and deepcopy as plain data; generate the answer first if iteration has not begun."""

@@ -62,6 +62,9 @@ class Session(Conversation[Generation]):
     """A conversation with a local model, and the methods that answer single prompts.
 
     Not thread-safe.
+
+    Attributes:
+        template_choice: name or source of the chat template; None: the file's.
     """
 
     def __init__(
@@ -75,7 +78,7 @@ class Session(Conversation[Generation]):
         template.
         """
         super().__init__()
-        self.cache, self.tokenizer, self._choice = cache, tokenizer, chat_template
+        self.cache, self.tokenizer, self.template_choice = cache, tokenizer, chat_template
         self.encode_image: Callable[[object], EncodedImage] = refuse_image
         self.defaults = defaults or AnswerDefaults()
         self.on_warning: Callable[[str], object] = str  # called with a line about the chat template
@@ -164,12 +167,14 @@ class Session(Conversation[Generation]):
 
     def candidates(
         self, prompt: "str | list[int] | Sequence[Message]", options: GenerationOptions | None = None, n: int = 1,
-        beams: int = 0,
+        beams: int = 0, length_penalty: float = 0.0,
     ) -> "list[Answer]":  # fmt: skip
         """Return the n best of several answers to a conversation, or of several continuations of a prompt."""
         from localllm.generation.beam_search import generate_answers
 
-        return generate_answers(self.cache, self.tokenizer, self._prepare_task(prompt, options), n, beams)
+        return generate_answers(
+            self.cache, self.tokenizer, self._prepare_task(prompt, options), n, beams, length_penalty
+        )
 
     def request(
         self, prompt: "str | list[int] | Sequence[Message]", options: GenerationOptions | None = None, n: int = 1,
@@ -343,7 +348,7 @@ class Session(Conversation[Generation]):
         """The chat template. Raises UsageError if the chosen template does not exist."""
         from localllm.text.templates import ChatTemplate  # Jinja takes 40 ms to import
 
-        template = ChatTemplate.from_tokenizer(self.tokenizer, self._choice)
+        template = ChatTemplate.from_tokenizer(self.tokenizer, self.template_choice)
         if template.warning:
             self.on_warning(template.warning)
         return template
@@ -355,7 +360,7 @@ class Session(Conversation[Generation]):
         Like transformers and llama.cpp, a file's separate template for tools is used, unless a template was chosen.
         """
         plain, tokenizer = ChatFormat(self.template, self.tokenizer), self.tokenizer
-        if self._choice is not None or tokenizer.chat_templates.get(TOOL_USE) in (None, self.template.source):
+        if self.template_choice is not None or tokenizer.chat_templates.get(TOOL_USE) in (None, self.template.source):
             return plain, plain
         return plain, ChatFormat(type(self.template).from_tokenizer(tokenizer, TOOL_USE), tokenizer)
 

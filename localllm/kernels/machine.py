@@ -150,3 +150,8 @@ def read_version_file(package: str) -> bytes:
     spec = find_spec(package)
     assert spec is not None and spec.origin is not None, "Numba and llvmlite are dependencies"
     return Path(spec.origin).with_name("_version.py").read_bytes()
+
+
+def describe_processor() -> str:
+    """Return the processor's brand string and the name that compilers know it by."""
+    return f"{cpu.get_processor_name()} ({get_lane().cpu})"

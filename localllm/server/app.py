@@ -4,10 +4,13 @@ import asyncio
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import fields
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from functools import partial
+from importlib.metadata import version
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -17,20 +20,26 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localllm.errors import LocalllmError
-from localllm.server import http, ollama_models
+from localllm.generation.sampling.options import DEFAULTS, SamplingOptions
+from localllm.generation.scheduler import PARALLEL
+from localllm.server import http, ollama_changes, ollama_models
 from localllm.server.adapters import list_adapters, set_scales
 from localllm.server.anthropic_messages import count_tokens, create_message
 from localllm.server.embeddings import create_embeddings, rerank
 from localllm.server.guard import AccessGuard, AccessRules
 from localllm.server.infill import infill
+from localllm.server.llama_completions import complete
 from localllm.server.ollama_chat import chat, generate
 from localllm.server.openai_chat import create_chat_completion, list_models, retrieve_model
 from localllm.server.openai_completions import create_completion
-from localllm.server.openai_responses import create_response
-from localllm.server.page import list_sessions, read_session, serve_page, write_session
+from localllm.server.openai_responses import count_input_tokens, create_response
+from localllm.server.page import list_sessions, read_session, remove_session, rename_session, serve_page, write_session
 from localllm.server.service import ServerContext
 from localllm.server.tokens import apply_template, detokenize, tokenize
 from localllm.server.worker import STOPPING, StoppedError
+
+if TYPE_CHECKING:
+    from localllm.api import Model
 
 REQUEST_ID = "X-Request-Id"
 _ID = re.compile(r"[\w.:+/=-]{1,128}", re.ASCII)
@@ -61,22 +70,46 @@ async def report_props(service: ServerContext, request: Request) -> Response:
                 "modalities": {"vision": model.vision.nbytes > 0}, "chat_template": model.session.template.source,
             }  # fmt: skip
         descriptions.append(facts)
-    first = next(iter(service.pool.entries.values())).model
-    return http.make_json_response({"models": descriptions, "n_ctx": first and first.context})
+    first = next(iter(service.pool.entries.values()))
+    answer: dict[str, object] = {"models": descriptions, "n_ctx": first.model and first.model.context}
+    if first.model:
+        answer |= describe_as_llama_server(first.name, first.model, service.pool.parallel or PARALLEL)
+    return http.make_json_response(answer)
+
+
+def describe_as_llama_server(name: str, model: "Model", parallel: int) -> dict[str, object]:
+    """Return llama-server's properties of the first model, for programs that ask it."""
+    options = model.session.with_defaults(None).sampling.fill_unset(SamplingOptions(**DEFAULTS))
+    sampling = {field.name: getattr(options, field.name) for field in fields(options)}
+    params = sampling | {"seed": -1, "n_predict": -1, "stop": [], "stream": True}
+    return {
+        "default_generation_settings": {"n_ctx": model.context, "params": params},
+        "total_slots": parallel, "model_alias": name, "model_path": model.path,
+        "modalities": {"vision": model.vision.nbytes > 0, "audio": False},
+        "chat_template": model.session.template.source, "build_info": f"localllm {version('localllm')}",
+        "bos_token": decode_token(model, model.tokenizer.bos_id),
+        "eos_token": decode_token(model, model.tokenizer.eos_id),
+    }  # fmt: skip
+
+
+def decode_token(model: "Model", token: int | None) -> str:
+    return "" if token is None else model.tokenizer.decode([token], special=True)
 
 
 async def report_metrics(service: ServerContext, request: Request) -> Response:
     running, waiting = service.pool.count_requests()
-    text = service.metrics.format(running, waiting, await service.pool.measure_memory())
+    memory, disk = await service.pool.measure_memory(), service.pool.measure_disk()
+    text = service.metrics.format(running, waiting, memory, disk)
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-UNSUPPORTED_CHANGES = (("POST", "push"), ("POST", "create"), ("POST", "copy"), ("DELETE", "delete"))  # Ollama's
 ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("GET", "/", serve_page),
     ("GET", "/sessions", list_sessions),
     ("GET", "/sessions/{name}", read_session),
     ("PUT", "/sessions/{name}", write_session),
+    ("PATCH", "/sessions/{name}", rename_session),
+    ("DELETE", "/sessions/{name}", remove_session),
     ("GET", "/health", report_health),
     ("GET", "/props", report_props),
     ("GET", "/metrics", report_metrics),
@@ -85,11 +118,13 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/v1/chat/completions", create_chat_completion),
     ("POST", "/v1/completions", create_completion),
     ("POST", "/v1/responses", create_response),
+    ("POST", "/v1/responses/input_tokens", count_input_tokens),
     ("POST", "/v1/embeddings", create_embeddings),
     ("POST", "/v1/rerank", rerank),
     ("POST", "/v1/messages", create_message),
     ("POST", "/v1/messages/count_tokens", count_tokens),
     ("POST", "/infill", infill),
+    ("POST", "/completion", complete),
     ("POST", "/tokenize", tokenize),
     ("POST", "/detokenize", detokenize),
     ("POST", "/apply-template", apply_template),
@@ -103,8 +138,13 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/api/show", ollama_models.show_model),
     ("GET", "/api/ps", ollama_models.list_running),
     ("GET", "/api/version", ollama_models.report_version),
-    ("POST", "/api/pull", ollama_models.pull_model),
-    *((method, f"/api/{name}", ollama_models.refuse_change) for method, name in UNSUPPORTED_CHANGES),
+    ("POST", "/api/pull", ollama_changes.pull),
+    ("POST", "/api/create", ollama_changes.create),
+    ("POST", "/api/copy", ollama_changes.copy),
+    ("DELETE", "/api/delete", ollama_changes.delete),
+    ("POST", "/api/push", ollama_changes.refuse_push),
+    ("HEAD", "/api/blobs/{digest}", ollama_changes.refuse_blob),
+    ("POST", "/api/blobs/{digest}", ollama_changes.refuse_blob),
 )
 PATHS = tuple(dict.fromkeys(path for _, path, _ in ROUTES))
 

@@ -31,6 +31,9 @@ class RequestBody:
     def qualify(self, field: str) -> str:
         return f"{self._name}.{field}" if self._name else field
 
+    def __contains__(self, field: str) -> bool:
+        return field in self._value
+
     def get(self, field: str) -> object:
         self._read_names.add(field)
         return self._value.get(field)
@@ -66,6 +69,9 @@ class RequestBody:
             bounds = f"{minimum} or greater" if maximum is None else f"from {minimum} to {maximum}"
             raise UsageError(f"{self.qualify(field)} must be {bounds}, not {value}")
         return None if value is None else int(value)
+
+    def get_number(self, field: str) -> float | None:
+        return self._get_typed(field, float, "a number", int)
 
     def get_limit(self, field: str) -> int | None:
         """Return a token limit; None if absent or, as in llama-server, negative."""

@@ -19,7 +19,8 @@ from localllm.server.http import ClientDisconnectedError, RejectedRequestError, 
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 OPEN_PATHS = ("/", "/health")  # paths that need no key
-SAME_ORIGIN_PATHS = "/sessions"  # not for pages of other sites, even allowed ones
+# Not for pages of other sites, even allowed ones.
+SAME_ORIGIN_PATHS = "/sessions", "/api/create", "/api/copy", "/api/delete", "/api/pull"
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 _HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,80}")
 _ORIGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\[[0-9a-f:.]+\]|[^/?#@:*\s]+)(?::(?P<port>\d{1,5}))?/?")
@@ -68,7 +69,7 @@ class AccessRules:
         server_origin = f"{scheme}://{headers['host']}"
         if origin is not None and origin != server_origin:
             if path.startswith(SAME_ORIGIN_PATHS):
-                raise RejectedRequestError(403, "saved conversations are available to this server's own page only")
+                raise RejectedRequestError(403, f"{path} is not for pages of other sites")
             if origin not in self.origins:
                 raise RejectedRequestError(403, describe_rejected_origin(origin))
         if self.keys and path not in OPEN_PATHS and method != "OPTIONS" and not self.has_key(headers):

@@ -44,6 +44,7 @@ class ClientLimits:
         cache_reuse: minimum tokens of a chunk that is reused from the middle of another prompt; 0: no reuse; None:
             only in /infill.
         suffix_first: put the suffix before the prefix in prompts of /infill.
+        allows_pull: whether a request may download a model from the hub.
     """
 
     body: int = 32 << 20
@@ -55,6 +56,7 @@ class ClientLimits:
     folders: Sequence[str] = ()
     cache_reuse: int | None = None
     suffix_first: bool = False
+    allows_pull: bool = False
 
 
 class RequestTimeoutError(LocalllmError):

@@ -27,11 +27,13 @@ class InfillStops:
         indent: stop before a line, after the first, with less leading white space than this.
         seconds: stop at the first line break after this time, counted from the first token; None: no limit.
         fields: paths of fields to return, a/b for b within a; empty: all.
+        with_tokens: whether to return the token ids.
     """
 
     indent: int = 0
     seconds: float | None = None
     fields: tuple[str, ...] = ()
+    with_tokens: bool = False
 
 
 async def infill(service: ServerContext, request: Request) -> Response:
@@ -59,7 +61,8 @@ def parse_request(body: RequestBody, suffix_first: bool = False) -> GenerateRequ
 def parse_ending(body: RequestBody) -> InfillStops:
     milliseconds = body.get_int("t_max_predict_ms", -1)
     seconds = milliseconds / 1000 if milliseconds is not None and milliseconds > 0 else None
-    return InfillStops(body.get_int("n_indent") or 0, seconds, body.get_strings("response_fields"))
+    fields, with_tokens = body.get_strings("response_fields"), body.get_bool("return_tokens")
+    return InfillStops(body.get_int("n_indent") or 0, seconds, fields, with_tokens)
 
 
 class InfillStream:
@@ -114,6 +117,7 @@ class InfillStream:
             "model": self.stream.name,
             "tokens_predicted": predicted,
             "tokens_evaluated": read,
+            "tokens": completion.tokens if self._ending.with_tokens else [],
             "generation_settings": {"n_ctx": context, "n_predict": completion.options.max_tokens},
             "has_new_line": "\n" in self.text,
             "truncated": self.stop_type == "limit" and completion.is_full,

@@ -10,6 +10,15 @@ from localllm.generation.request import Request
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
 
+DISK_METRICS = {  # name, type and help text of the statistics of weights larger than memory
+    "read_bytes": ("weights_read_bytes_total", "counter", "Bytes of weights read from the disk."),
+    "waited_s": ("weights_waited_seconds_total", "counter", "Time that runs waited for the disk."),
+    "returned_bytes": ("weights_returned_bytes", "gauge", "Bytes of weights given up for other programs."),
+    "expert_hits": ("experts_in_memory_total", "counter", "Chosen experts that were in memory."),
+    "expert_misses": ("experts_read_total", "counter", "Chosen experts that were not in memory."),
+}
+
+
 class Histogram:
     """A thread-safe histogram of durations; `SECONDS` are the bucket bounds."""
 
@@ -59,10 +68,11 @@ class Metrics:
             self._cached_tokens += request.cached
             self._generated += sum(len(completion.tokens) for completion in request.answers)
 
-    def format(self, running: int, waiting: int, limits: dict[str, float]) -> str:
+    def format(self, running: int, waiting: int, limits: dict[str, float], disk: dict[str, float]) -> str:
         """Format all metrics.
 
-        running, waiting: current count of completions and of requests.  limits: further gauges by name.
+        running, waiting: current count of completions and of requests.  limits: further gauges by name.  disk: as
+        ModelPool.measure_disk returns it.
         """
         lines = list[str]()
 
@@ -88,6 +98,9 @@ class Metrics:
         add_value("tokens_written_total", "counter", "Tokens generated.", self._generated)
         for name, value in limits.items():
             add_value(name, "gauge", name.replace("_", " ").capitalize() + ".", value)
+        for statistic, description in DISK_METRICS.items():
+            if statistic in disk:
+                add_value(*description, disk[statistic])
         for name, help, histogram in (
             ("first_token_seconds", "Time to first token.", self.first_token),
             ("between_tokens_seconds", "Time between tokens.", self.between_tokens),

@@ -4,13 +4,13 @@ import asyncio
 import gc
 import math
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import field
 from time import time
 from typing import TYPE_CHECKING
 
-from localllm.errors import LocalllmError, MemoryLimitError
+from localllm.errors import LocalllmError
 from localllm.frozen import frozen
 from localllm.generation.conversation import AnswerDefaults
 from localllm.server.metrics import Metrics
@@ -39,7 +39,7 @@ class NameOptions:
     open_model: "Callable[[str], Model] | None" = None
 
 
-Find = Callable[[Collection[str]], Iterable[tuple[str, str, NameOptions]]]  # further models
+Find = Callable[..., Iterable[tuple[str, str, NameOptions]]]  # further models, given the known names
 
 
 class ModelEntry:
@@ -52,6 +52,7 @@ class ModelEntry:
         worker: its thread, None while unloaded.  active_requests: count of requests using it now.
         last_used: time of the latest request, by the event loop's clock.
         idle_timer: unloads it after the idle time; None while it is in use or never unloaded.
+        is_ending: whether it is unloaded when its requests have ended, whatever they say.
     """
 
     def __init__(self, name: str, path: str, shared: "ModelEntry | None" = None, options: NameOptions | None = None):
@@ -61,7 +62,7 @@ class ModelEntry:
         except OSError:
             self.created = int(time())
         self.worker: Worker | None = None
-        self.active_requests, self.last_used = 0, 0.0
+        self.active_requests, self.last_used, self.is_ending = 0, 0.0, False
         self.idle_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -75,8 +76,8 @@ class ModelEntry:
         if self.worker is None:
             return 0
         model = self.worker.model
-        places = model.engine.get_cache_usage()[0]
-        return model.file.nbytes + model.vision.nbytes + OVERHEAD_BYTES + places * model.engine.bytes_per_token
+        slots = model.engine.get_cache_usage()[0]
+        return count_fixed_bytes(model) + slots * model.engine.bytes_per_token
 
     @property
     def needed_bytes(self) -> int:
@@ -93,7 +94,8 @@ class ModelPool:
 
     Attributes:
         entries: by name, in the order given; the first one is the default.
-        find: finds models that were added since the start; None if the server's models are fixed.
+        find: finds models that were added since the start, and one by name; None if the server's models are fixed.
+        locate: returns the path of a model's file by another name; raises LocalllmError; None: there are no others.
     """
 
     def __init__(
@@ -117,9 +119,10 @@ class ModelPool:
         """
         self.entries, self._by_file = dict[str, ModelEntry](), dict[tuple[str, object], ModelEntry]()
         self.find: Find | None = None
+        self.locate: Callable[[str], str] | None = None
         for name, path in paths.items():
             self._add(name, path, (names or {}).get(name, NameOptions()))
-        self._open, self._metrics, self.memory, self._parallel = open_model, metrics, memory, parallel
+        self._open, self._metrics, self.memory, self.parallel = open_model, metrics, memory, parallel
         self._is_strict, self._idle_seconds = is_strict, idle_seconds
         self._unloading = set[asyncio.Task[None]]()
         self._changing = asyncio.Condition()  # held while a model is opened or closed
@@ -140,6 +143,30 @@ class ModelPool:
         for name, path, options in self.find(self.entries.keys()) if self.find else ():
             self._add(name, path, options)
 
+    def add_found(self, name: str) -> None:
+        """Add a model of another program, which is not offered otherwise. Raises LocalllmError."""
+        for each, path, options in self.find(self.entries.keys(), name) if self.find else ():
+            if each not in self.entries:
+                self._add(each, path, options)
+
+    async def forget(self, name: str) -> None:
+        """Remove a name, and unload its model if no other name has it."""
+        entry = self.entries.pop(name, None)
+        if entry is None or any(each.shared is entry.shared for each in self.entries.values()):
+            return
+        self._by_file = {file: each for file, each in self._by_file.items() if each is not entry.shared}
+        async with self._changing:
+            await self._unload(entry.shared)
+
+    def _find_same(self, name: str) -> str:
+        """Return the served name of the file that another name means; the name itself if there is none."""
+        try:
+            path = os.path.realpath(self.locate(name)) if self.locate else ""
+        except LocalllmError:
+            return name
+        same = (each.name for each in self.entries.values() if path and os.path.realpath(each.path) == path)
+        return next(same, name)
+
     def resolve(self, name: str | None) -> ModelEntry:
         """Return the model of a name.
 
@@ -149,7 +176,7 @@ class ModelPool:
         if name and name not in self.entries:
             self.refresh()
             base = name.rpartition(":")[0]
-            name = base if base in self.entries else name  # base:adapter
+            name = base if base in self.entries else self._find_same(name)  # base:adapter
         is_any = not name or (self._has_single_model and not self._is_strict and name not in self.entries)
         return next(iter(self.entries.values())) if is_any else self.get(name or "")
 
@@ -157,6 +184,7 @@ class ModelPool:
         """Return the model with exactly this name. Raises UnknownModelError."""
         if name not in self.entries:
             self.refresh()
+            name = self._find_same(name)
         if name not in self.entries:
             names = ", ".join(self.entries)
             raise UnknownModelError(f"model {name[:100]!r} not found; available models: {names}")
@@ -183,9 +211,18 @@ class ModelPool:
         finally:
             entry.active_requests -= 1
             if not entry.active_requests:
-                self._unload_later(entry, self._idle_seconds if keep_seconds is None else keep_seconds)
+                keep_seconds = self._idle_seconds if keep_seconds is None else keep_seconds
+                self._unload_later(entry, 0 if entry.is_ending else keep_seconds)
                 if self._waiting:
                     self._notify_task = asyncio.ensure_future(self._notify_waiting())
+
+    async def unload(self, name: str | None) -> None:
+        """Unload a model, as soon as its running requests have ended. Raises UnknownModelError."""
+        entry = self.resolve(name).shared
+        if entry.active_requests:
+            entry.is_ending = True
+        else:
+            await self._unload_if_idle(entry)
 
     def _unload_later(self, entry: ModelEntry, seconds: float | None) -> None:
         """Unload a model after `seconds` without a request; None or negative: never."""
@@ -208,17 +245,13 @@ class ModelPool:
             self._changing.notify_all()
 
     async def _make_room(self, entry: ModelEntry) -> None:
-        """Unload idle models, least recently used first, until the new one fits. Raises MemoryLimitError."""
+        """Unload idle models, least recently used first, until the new one fits or is alone."""
         if self.memory is None:
             return
-        nbytes = await asyncio.to_thread(lambda: entry.needed_bytes)
-        if nbytes > self.memory:
-            raise MemoryLimitError(
-                f"{entry.name} needs {nbytes / 1e9:.1f} GB, but the server's limit is {self.memory / 1e9:.1f} GB"
-            )
+        nbytes = min(await asyncio.to_thread(lambda: entry.needed_bytes), self.memory)  # more is read from the disk
         while await asyncio.to_thread(self._count_held_bytes) + nbytes > self.memory:
             idle = [
-                candidate for candidate in self.entries.values() if candidate.worker and not candidate.active_requests
+                candidate for candidate in self._by_file.values() if candidate.worker and not candidate.active_requests
             ]
             if idle:
                 await self._unload(min(idle, key=lambda candidate: candidate.last_used))
@@ -230,43 +263,55 @@ class ModelPool:
                     self._waiting -= 1
 
     def _count_held_bytes(self) -> int:
-        return sum(entry.held_bytes for entry in [*self.entries.values()])
+        return sum(entry.held_bytes for entry in [*self._by_file.values()])
 
     def _start_worker(self, entry: ModelEntry) -> Worker:
         model = (entry.options.open_model or self._open)(entry.path)
-        fixed_bytes = model.file.nbytes + model.vision.nbytes + OVERHEAD_BYTES
-        room = None if self.memory is None else max(0, self.memory - fixed_bytes)
-        return Worker(model, self._metrics, self._parallel, room)
+        room = None if self.memory is None else max(0, self.memory - count_fixed_bytes(model))
+        return Worker(model, self._metrics, self.parallel, room)
 
     async def _unload(self, entry: ModelEntry) -> None:
-        worker, entry.worker = entry.worker, None
+        worker, entry.worker, entry.is_ending = entry.worker, None, False
         if worker:
             await asyncio.to_thread(close_worker, worker)
             del worker
             await asyncio.to_thread(free_unused)
 
     def stop_responses(self) -> None:
-        for entry in self.entries.values():
+        for entry in self._by_file.values():
             if entry.worker:
                 entry.worker.stop()
 
     async def close(self) -> None:
         """Unload all models; requests still running fail."""
         async with self._changing:
-            for entry in self.entries.values():
+            for entry in self._by_file.values():
                 if entry.idle_timer:
                     entry.idle_timer.cancel()
                 await self._unload(entry)
 
+    def measure_disk(self) -> dict[str, float]:
+        """Return what all open models read of weights larger than memory: see Engine.get_disk_statistics."""
+        total = dict[str, float]()
+        for model in [entry.model for entry in [*self.entries.values()] if entry.shared is entry]:
+            for name, value in (model.engine.get_disk_statistics() if model else {}).items():
+                total[name] = total.get(name, 0.0) + value
+        return total
+
     async def measure_memory(self) -> dict[str, float]:
-        open_entries = [entry for entry in self.entries.values() if entry.worker]
+        open_entries = [entry for entry in self._by_file.values() if entry.worker]
         held_bytes = await asyncio.to_thread(self._count_held_bytes)
         allowed = {} if self.memory is None else {"memory_allowed_bytes": float(self.memory)}
         return {"models_open": float(len(open_entries)), "memory_held_bytes": float(held_bytes), **allowed}
 
     def count_requests(self) -> tuple[int, int]:
-        workers = [entry.worker for entry in self.entries.values() if entry.worker]
+        workers = [entry.worker for entry in self._by_file.values() if entry.worker]
         return sum(worker.running for worker in workers), sum(worker.waiting for worker in workers)
+
+
+def count_fixed_bytes(model: "Model") -> int:
+    """Return the memory that an open model takes without its KV cache, in bytes."""
+    return model.file.nbytes - model.engine.streamed_bytes + model.vision.nbytes + OVERHEAD_BYTES
 
 
 def close_worker(worker: Worker) -> None:

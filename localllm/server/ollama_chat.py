@@ -152,8 +152,12 @@ def parse_format(body: RequestBody) -> "Constraint | None":
 async def load_model(service: ServerContext, body: RequestBody, form: ResponseFormat) -> Response:
     """Load a model, or unload it at once if `keep_alive` is 0."""
     name, keep = parse_model_name(body), parse_keep_alive(body)
-    async with service.pool.use(name, keep):
-        reason = "unload" if keep == 0 else "load"
+    reason = "unload" if keep == 0 else "load"
+    if keep == 0:
+        await service.pool.unload(name)
+    else:
+        async with service.pool.use(name, keep):
+            pass
     head = format_head(service.pool.resolve(name).name)
     return make_json_response({**head, **form.part("", "", ()), "done": True, "done_reason": reason})
 

@@ -21,13 +21,15 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.files.models_folder import get_projector_size
 from localllm.frozen import frozen
 from localllm.server.embeddings import embed_texts, parse_strings
-from localllm.server.fields import RequestBody, require_present
-from localllm.server.http import JsonLines, RejectedRequestError, encode_json, make_json_response, read_json
-from localllm.server.model_pool import ModelEntry, UnknownModelError
+from localllm.server.fields import RequestBody
+from localllm.server.http import make_json_response, read_json
+from localllm.server.model_pool import ModelEntry
 from localllm.server.ollama_chat import format_timestamp, parse_model_name, to_nanoseconds
 from localllm.server.openai_chat import make_extension_headers
 from localllm.server.request_options import parse_keep_alive
 from localllm.server.service import ServerContext
+from localllm.services.hub.created_names import find_created
+from localllm.services.hub.modelfile import Modelfile
 from localllm.text.vocabulary import INFILL_TEXTS, read_infill_tokens
 
 VERSION = "0.12.6"  # version of Ollama with this API: clients demand a minimum
@@ -178,10 +180,14 @@ async def show_model(service: ServerContext, request: Request) -> Response:
     entry = service.pool.resolve(parse_model_name(body))
     facts = await asyncio.to_thread(get_facts, entry)
     everything = await asyncio.to_thread(read_verbose_fields, entry.path) if body.get_bool("verbose") else {}
+    created = await asyncio.to_thread(find_created, entry.name)
+    content = created.content.hide_folders() if created else Modelfile(os.path.basename(entry.path))
     description = {
-        "modelfile": f"# {entry.name}, a GGUF file\nFROM {os.path.basename(entry.path)}\n",
-        "parameters": "",
+        "modelfile": content.format(),
+        "parameters": "\n".join(content.list_parameters()),
         "template": facts.template,
+        **({"system": content.system} if content.system else {}),
+        **({"license": "\n".join(content.licenses)} if content.licenses else {}),
         "details": format_details(facts),
         "model_info": facts.metadata | {"general.parameter_count": facts.parameters},
         "capabilities": [*facts.capabilities],
@@ -236,33 +242,3 @@ async def embed_prompt(service: ServerContext, request: Request) -> Response:
     vectors, _ = await embed_texts(service.pool.use(name, parse_keep_alive(body)), request, texts, overflow="cut")
     body.get_mapping("options")
     return make_json_response({"embedding": vectors[0].tolist()}, headers=make_extension_headers(body))
-
-
-# Changes that Ollama makes on request, and localllm's way to make them.
-CHANGES = {
-    "create": "create models: use [model.NAME] (settings) and [aliases] (names) in config.toml",
-    "copy": "copy models: use [aliases] in config.toml for another name",
-    "push": "publish models",
-    "pull": "download models: use `localllm pull`; a server started without MODEL then serves them at once",
-    "delete": "delete models: use `localllm rm`",
-}
-
-
-async def refuse_change(service: ServerContext, request: Request) -> Response:
-    """Refuse to push, create, copy or delete models, and name the alternative."""
-    raise RejectedRequestError(501, f"this server does not {CHANGES[request.url.path.rpartition('/')[2]]}")
-
-
-async def pull_model(service: ServerContext, request: Request) -> Response:
-    """Report success for an installed model, in lines unless `stream` is false; refuse to download others."""
-    body = RequestBody(await read_json(request, service.limits, any_type=True))
-    body.get_bool("insecure")
-    try:
-        service.pool.get(require_present(parse_model_name(body), "model"))
-    except UnknownModelError:
-        raise RejectedRequestError(501, f"this server does not {CHANGES['pull']}") from None
-    if body.get_optional_bool("stream") is False:
-        return make_json_response({"status": "success"})
-    statuses = ("pulling manifest", "success")
-    lines = b"".join(encode_json({"status": status}) + b"\n" for status in statuses)
-    return Response(lines, media_type=JsonLines.media_type)

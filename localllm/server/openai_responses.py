@@ -84,6 +84,15 @@ async def create_response(service: ServerContext, request: Request) -> Response:
     return await http.respond_when_done(request, complete_response(stream, builder), headers, stream.close)
 
 
+async def count_input_tokens(service: ServerContext, request: Request) -> Response:
+    """Count the tokens of a request without generating."""
+    body = RequestBody(await http.read_json(request, service.limits))
+    generate_request = await asyncio.to_thread(parse_request, body)
+    count = await service.count(generate_request) if generate_request else 0
+    counted = {"object": "response.input_tokens", "input_tokens": count}
+    return http.make_json_response(counted, headers=make_extension_headers(body))
+
+
 def parse_request(body: RequestBody) -> GenerateRequest | None:
     """Parse the request; return None if its input is empty. Raises UsageError."""
     for name in IGNORED_FIELDS:

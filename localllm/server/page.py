@@ -10,7 +10,6 @@ import os
 import re
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -20,7 +19,8 @@ from starlette.responses import Response
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.frozen import frozen
-from localllm.server.fields import RequestBody
+from localllm.generation.sampling.options import SamplingOptions
+from localllm.server.fields import RequestBody, require_present
 from localllm.server.http import RejectedRequestError, encode_json, make_json_response, read_json
 from localllm.server.messages import parse_tool_calls
 from localllm.server.model_pool import ModelEntry
@@ -59,22 +59,30 @@ async def serve_page(service: ServerContext, request: Request) -> Response:
 
 
 async def list_sessions(service: ServerContext, request: Request) -> Response:
-    return make_json_response({"sessions": [{"name": name} for name in sessions.list_names()]})
+    """List the conversations, latest first; `q`: words that they must contain."""
+    query = request.query_params.get("q", "")
+    names = await asyncio.to_thread(sessions.search_names, query) if query.strip() else sessions.list_names()
+    return make_json_response({"sessions": [{"name": name} for name in names]})
 
 
 async def read_session(service: ServerContext, request: Request) -> Response:
-    """Return a conversation's messages, revision, and model under its served name."""
+    """Return a conversation's messages, temperature, revision, and model under its served name."""
     chat = sessions.read_session(request.path_params["name"])
     model = await asyncio.to_thread(find_served_name, [*service.pool.entries.values()], chat)
-    return make_json_response({"messages": chat.messages, "model": model, "revision": compute_revision(chat.messages)})
+    return make_json_response(
+        {
+            "messages": chat.messages, "model": model, "temperature": chat.settings.get("temperature"),
+            "revision": compute_revision(chat.messages),
+        }
+    )  # fmt: skip
 
 
 async def write_session(service: ServerContext, request: Request) -> Response:
-    """Store the messages of a conversation, and the model that answered.
+    """Store the messages of a conversation, its temperature, and the model that answered.
 
     A stored conversation is only changed if the client knows its state: `revision` is that of the stored state ("" for
-    a new one), or the messages continue the stored ones. `replaces` names another conversation, which is removed if it
-    has the same messages. Raises RejectedRequestError with 409 for another stored state.
+    a new one), or the messages continue the stored ones. A `temperature` of null is the model's own; without that
+    field, the stored one stays. Raises RejectedRequestError with 409 for another stored state.
     """
     body = RequestBody(await read_json(request, service.limits))
     messages = [parse_message(message) for message in body.require_list("messages")]
@@ -83,22 +91,60 @@ async def write_session(service: ServerContext, request: Request) -> Response:
     if any(message["role"] == "system" for message in messages[1:]):
         raise UsageError("messages: only the first message may have the role system")
     entry = service.pool.resolve(name) if (name := body.get_string("model")) else None
-    update = SessionUpdate(
-        request.path_params["name"], messages, entry, body.get_string("revision"), body.get_string("replaces")
-    )
+    settings = parse_settings(body)
+    update = SessionUpdate(request.path_params["name"], messages, entry, body.get_string("revision"), settings)
     revision = await asyncio.to_thread(store_session, update)
     return make_json_response({"name": update.name, "revision": revision})
 
 
+async def rename_session(service: ServerContext, request: Request) -> Response:
+    """Give a conversation another `name`. Raises RejectedRequestError with 409 if that is taken."""
+    name, body = request.path_params["name"], RequestBody(await read_json(request, service.limits))
+    new_name = body.require_string("name")
+
+    def rename() -> None:
+        with WRITING:
+            if new_name != name and sessions.has_session(new_name):
+                raise RejectedRequestError(409, f"conversation {new_name!r} exists already; choose another name")
+            sessions.rename_session(name, new_name)
+
+    await asyncio.to_thread(rename)
+    return make_json_response({"name": new_name})
+
+
+async def remove_session(service: ServerContext, request: Request) -> Response:
+    """Delete a conversation whose state is the query's `revision`. Raises RejectedRequestError with 409 for another."""
+    name = request.path_params["name"]
+    revision = require_present(request.query_params.get("revision"), "the query's revision, which GET returns,")
+
+    def remove() -> None:
+        with WRITING:
+            if compute_revision(sessions.read_session(name).messages) != revision:
+                raise RejectedRequestError(409, f"conversation {name!r} was changed elsewhere; nothing was deleted")
+            sessions.remove_session(name)
+
+    await asyncio.to_thread(remove)
+    return make_json_response({"name": name})
+
+
 @frozen
 class SessionUpdate:
-    """A request to store a conversation; see `write_session`."""
+    """A request to store a conversation; see `write_session`. settings: options to change; None: to reset."""
 
     name: str
     messages: list[sessions.SessionLine]
     entry: ModelEntry | None
     revision: str | None
-    replaces: str | None
+    settings: dict[str, object]
+
+
+def parse_settings(body: RequestBody) -> dict[str, object]:
+    """Return the options in a request, None for the model's own value; {} if there are none. Raises UsageError."""
+    if "temperature" not in body:
+        return {}
+    if (value := body.get_number("temperature")) is not None:
+        SamplingOptions(temperature=value)  # checks the range
+    return {"temperature": value}
 
 
 def store_session(update: SessionUpdate) -> str:
@@ -110,15 +156,13 @@ def store_session(update: SessionUpdate) -> str:
             )
         lines = keep_stored_details(file.chat.messages, update.messages)
         model = describe_model(update.entry) if update.entry else file.chat.model
-        if model == file.chat.model:
+        merged = {**file.chat.settings, **update.settings}
+        settings = {name: value for name, value in merged.items() if value is not None}
+        if (model, settings) == (file.chat.model, file.chat.settings):
             file.write(lines)
         else:
-            file.chat.model, file.chat.messages = model, lines
+            file.chat.model, file.chat.settings, file.chat.messages = model, settings, lines
             file.rewrite()
-    if update.replaces and update.replaces != update.name:
-        with suppress(LocalllmError):
-            if compute_revision(sessions.read_session(update.replaces).messages) == compute_revision(lines):
-                sessions.remove_session(update.replaces)
     return compute_revision(lines)
 
 

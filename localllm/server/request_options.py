@@ -1,7 +1,6 @@
 """Parse the fields of a request into generation options."""
 
 import math
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,6 +12,7 @@ from localllm.generation.options import GenerationOptions
 from localllm.generation.sampling.options import OPTIONS, SamplingOptions, map_names
 from localllm.server.fields import RequestBody, describe_type
 from localllm.text.messages import Message
+from localllm.values import parse_duration
 
 if TYPE_CHECKING:
     from localllm.generation.constraints.constraint import Constraint
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 SAMPLING_FIELDS = {name: name for name in OPTIONS} | map_names("vllm", OPTIONS) | map_names("llamacpp", OPTIONS)
 EFFORTS = {"none": "off", "minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high",
            "max": "high", "default": "auto"}  # fmt: skip
-DURATION = re.compile(r"(?P<sign>-?)(?:(?P<h>\d{1,9})h)?(?:(?P<m>\d{1,9})m)?(?:(?P<s>\d{1,9}(?:\.\d*)?)s?)?")
 MODES = {"auto": "auto", "required": "required", "any": "required", "none": "none"}  # by tool_choice; any: Mistral's
 MAX_CHOICES = 16  # per prompt
 MAX_STOPS = 16
@@ -41,11 +40,10 @@ def parse_keep_alive(body: RequestBody) -> float | None:
     value = body.get("keep_alive")
     if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
         return value
-    match = DURATION.fullmatch(value) if isinstance(value, str) and value.strip("-") else None
-    if not match:
+    seconds = parse_duration(value) if isinstance(value, str) else None
+    if seconds is None:
         raise UsageError("keep_alive must be a number of seconds, or a duration such as 5m or 1h30m")
-    hours, minutes, seconds = (float(match[unit] or 0) for unit in "hms")
-    return (3600 * hours + 60 * minutes + seconds) * (-1 if match["sign"] else 1)
+    return seconds
 
 
 def parse_sampling(body: RequestBody) -> SamplingOptions:

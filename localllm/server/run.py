@@ -43,6 +43,7 @@ class ServerSettings:
         idle_seconds: seconds without a request after which a model is unloaded; None: never.
         access_log: whether to print a line for each request.  ssl_certfile, ssl_keyfile: PEM files for TLS, or None.
         names: options by model name, see ModelPool.  find: finds models that were added since the start, or None.
+        locate: see ModelPool.  allows_pull: see ClientLimits.
     """
 
     paths: Mapping[str, str]
@@ -70,6 +71,8 @@ class ServerSettings:
     suffix_first: bool = False
     names: Mapping[str, NameOptions] = field(default_factory=dict)
     find: Find | None = None
+    locate: "Callable[[str], str] | None" = None
+    allows_pull: bool = False
 
 
 def run_server(
@@ -85,6 +88,7 @@ def run_server(
     limits = ClientLimits(
         setup.body, answer_seconds=setup.answer_seconds, connections=setup.connections, drops_turns=setup.drops_turns,
         folders=setup.folders, cache_reuse=setup.cache_reuse, suffix_first=setup.suffix_first,
+        allows_pull=setup.allows_pull,
     )  # fmt: skip
     local_names = [] if setup.host == "127.0.0.1" else get_host_names()
     rules = AccessRules([host, *local_names, *setup.hosts], setup.origins, setup.keys)
@@ -106,7 +110,7 @@ def run_server(
             setup.paths, setup.open_model, metrics, memory, setup.parallel, setup.strict_names, setup.idle_seconds,
             setup.names,
         )  # fmt: skip
-        pool.find = setup.find
+        pool.find, pool.locate = setup.find, setup.locate
         ending = listener.ShutdownOptions(setup.grace, stop_responses, warn)
         app = create_application(ServerContext(pool, metrics, limits), rules, warn if setup.access_log else None)
         server = listener.create_listener(app, limits, ending, tls)

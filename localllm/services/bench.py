@@ -24,9 +24,9 @@ from localllm.errors import UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.frozen import frozen
 from localllm.kernels.build.objects import Progress
-from localllm.kernels.machine import get_lane, get_lane_name
+from localllm.kernels.machine import describe_processor, get_lane_name
 from localllm.services.inspection.inspect import MatrixCosts, is_embedding_model
-from localllm.system.cpu import count_usable_cores, get_processor_name
+from localllm.system.cpu import count_usable_cores
 
 if TYPE_CHECKING:
     from localllm.arch.rope_scaling import RopeScaling
@@ -79,7 +79,8 @@ class BenchResult:
     Attributes:
         samples: tokens per second of each repetition.  bandwidth: memory bandwidth in bytes per second, of the CPU with
             as many threads or of the GPU; None if the test is not memory-bound.  peak: peak operations per second of a
-            GPU's tensor cores, or of the CPU instructions used for prefill, with as many threads.
+            GPU's tensor cores, or of the CPU instructions used for prefill, with as many threads.  disk: bytes per
+            second of weights read from the disk; 0 if they fit into memory.
     """
 
     test: SpeedTestSpec
@@ -88,6 +89,7 @@ class BenchResult:
     costs: MatrixCosts
     bandwidth: float | None = None
     peak: float | None = None
+    disk: float = 0.0
 
     @property
     def speed(self) -> float:
@@ -127,6 +129,7 @@ class BenchResult:
         numbers = {"tokens_per_s": self.speed, "deviation": self.deviation, "samples": list(self.samples)}
         derived = {"gb_per_s": self.gb_per_s, "share": self.share, "gops": self.gops}
         derived |= {"share_of_peak": self.share_of_peak} if self.peak else {}
+        derived |= {"disk_gb_per_s": self.disk / 1e9} if self.disk else {}
         return {"name": self.test.name, "depth": self.test.depth, "threads": self.threads} | numbers | derived
 
 
@@ -135,13 +138,13 @@ class SpeedTestRunner:
 
     def __init__(
         self, sequence: AnySequence, threads: int, costs: MatrixCosts, on_step: OnStep,
-        limits: tuple[float, float] | None = None,
+        limits: tuple[float, float] | None = None, read_statistics: Callable[[], dict[str, float]] = dict,
     ):  # fmt: skip
         """Prepare test runs.
 
-        limits: of a GPU, see Engine; None: measure the CPU's.
+        limits: of a GPU, see Engine; None: measure the CPU's.  read_statistics: Engine.get_disk_statistics.
         """
-        self._limits = limits
+        self._limits, self._read_statistics = limits, read_statistics
         self._sequence, self._threads, self._costs, self._on_step = sequence, threads, costs, on_step
         self._ids = np.random.default_rng(0).integers(0, sequence.vocab_size, sequence.context).tolist()
 
@@ -159,7 +162,7 @@ class SpeedTestRunner:
         report("warming up")
         warm_up = SpeedTestSpec(test.prompt, min(test.generated, 1), test.depth)
         self._time_test(warm_up)
-        speeds, bandwidths = list[float](), list[float]()
+        speeds, bandwidths, read = list[float](), list[float](), self._count_read()
         bandwidth, peak = self._limits or (None, None if test.generated else measure_peak_operations(self._threads))
         for number in range(repetitions):
             report(f"run {number + 1} of {repetitions}")
@@ -168,7 +171,12 @@ class SpeedTestRunner:
                 self._time_test(warm_up)  # the measurement has replaced the weights in the CPU caches
             speeds.append(test.tokens / self._time_test(test))
         bandwidth = mean(bandwidths) if bandwidths else bandwidth
-        return BenchResult(test, self._threads, speeds, self._costs, None if test.prompt else bandwidth, peak)
+        disk = (self._count_read() - read) / sum(test.tokens / speed for speed in speeds)
+        return BenchResult(test, self._threads, speeds, self._costs, None if test.prompt else bandwidth, peak, disk)
+
+    def _count_read(self) -> float:
+        """Return the bytes of weights that were read from the disk so far."""
+        return self._read_statistics().get("read_bytes", 0.0)
 
     def _fill_cache(self, depth: int, report: OnStep) -> None:
         """Fill the KV cache with `depth` tokens."""
@@ -219,6 +227,7 @@ class Bench:
     def run(
         self, tests: Sequence[SpeedTestSpec], threads: Sequence[int] | None, repetitions: int, kv_type: str,
         device: str = "cpu", gpu_layers: int | str = "auto", rope: "RopeScaling | None" = None,
+        memory: int | None = None,
     ) -> Iterator[BenchResult]:  # fmt: skip
         """Yield the results of all tests with each thread count (None: the default).
 
@@ -229,12 +238,22 @@ class Bench:
         context = max(test.end for test in tests)
         for count in threads or [count_usable_cores()]:
             with open_model(
-                self._path, count, context, kv_type, device, self._on_compile, gpu_layers=gpu_layers, rope=rope
+                self._path,
+                count,
+                context,
+                kv_type,
+                device,
+                self._on_compile,
+                gpu_layers=gpu_layers,
+                rope=rope,
+                memory=memory,
             ) as model:
                 model.engine.prepare_all()
                 self.model = describe_model(model)
                 costs = MatrixCosts.from_file(model.file)
-                runner = SpeedTestRunner(model.sequence(), count, costs, self._on_step, model.engine.limits)
+                runner = SpeedTestRunner(
+                    model.sequence(), count, costs, self._on_step, model.engine.limits, model.engine.get_disk_statistics
+                )
                 for test in tests:
                     yield runner.measure(test, repetitions)
 
@@ -258,10 +277,6 @@ def describe_model(model: Model) -> ModelFacts:
         "path": model.path, "arch": model.arch, "format": model.format, "device": model.engine.device,
         "size": model.file.nbytes, "parameters": model.file.parameters,
     }  # fmt: skip
-
-
-def describe_processor() -> str:
-    return f"{get_processor_name()} ({get_lane().cpu})"
 
 
 # ---- models that only compute embeddings or scores

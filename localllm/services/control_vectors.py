@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from localllm.api import open_with_options
+from localllm.engine.hooks import LayerHook
 from localllm.engine.options import EngineOptions
 from localllm.errors import ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.header import printable
@@ -63,10 +64,16 @@ class StateReader:
             h = self._model.engine.hyperparameters
             if h.bidirectional or h.start_token is not None or h.layers < 2:
                 raise UnsupportedError(f"{self._model.path}: control vectors are not supported for {h.arch} models")
+            self._outputs = np.zeros((h.layers - 1, h.width), np.float32)
+            hook = LayerHook(frozenset(range(2, h.layers + 1)), self._record_last)
+            self._sequence = self._model.engine.sequence(hook)
         except BaseException:
             self._model.close()
             raise
         self.arch, self.files, self.warnings = h.arch, self._model.files, self._model.warnings
+
+    def _record_last(self, states: np.ndarray, layer: int, position: int) -> None:
+        self._outputs[layer - 2] = states[-1]  # the input of a layer is the output of the one before
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return a prompt's token ids; messages get the chat template. Raises UsageError."""
@@ -82,14 +89,12 @@ class StateReader:
         encoded = [self.encode(prompt) for prompt in prompts]
         if not all(encoded):
             raise UsageError("a prompt has no tokens")
-        sequence = self._model.sequence()
         for ids in encoded:
-            sequence.truncate(0)
-            sequence.append(ids, "last")
-            outputs = self._model.engine.layer_outputs()[1:]
-            if not np.isfinite(outputs).all():
+            self._sequence.truncate(0)
+            self._sequence.append(ids, "last")
+            if not np.isfinite(self._outputs).all():
                 raise ModelError(f"{self._model.path}: the output of a layer is not finite")
-            yield outputs
+            yield self._outputs.copy()
 
     def close(self) -> None:
         self._model.close()

@@ -29,13 +29,13 @@ from localllm.generation.options import CALLABLES, GenerationOptions
 from localllm.generation.sampling.options import DEFAULTS, SamplingOptions
 from localllm.generation.speculation.acceptance import Drafter
 from localllm.kernels.build.objects import get_object_folder
-from localllm.kernels.machine import get_lane
-from localllm.services.bench import describe_processor
+from localllm.kernels.machine import describe_processor, get_lane
 from localllm.system.cpu import get_system_name
 from localllm.text.messages import Message
 
 if TYPE_CHECKING:
     from localllm.api import Model
+    from localllm.generation.scheduler import Generation
 
 FORMAT_VERSION = 1  # version of the file format; others are rejected
 PACKAGES = "localllm", "numpy", "numba", "llvmlite"
@@ -119,6 +119,26 @@ def make_receipt(
         "made_by": describe_environment(model),
         "result": {name: value for name, value in result.items() if name != "model"},
     }
+
+
+def make_answer_receipt(
+    model: "Model", prompt: ReceiptPrompt, options: GenerationOptions, answer: "Generation"
+) -> Receipt:
+    """Return the receipt of an answer that Python has made; generates the rest of it first if it has not begun.
+
+    Raises UsageError for a prompt or options that cannot be recorded, OSError.
+    """
+    result = answer.to_dict()
+    try:
+        asked: ReceiptPrompt = json.loads(json.dumps(prompt, allow_nan=False))
+    except (TypeError, ValueError):
+        raise UsageError("the prompt cannot be stored in a receipt: it must be a string or messages of texts") from None
+    if not isinstance(asked, str) and not (asked and isinstance(asked[0], dict)):
+        raise UsageError("a prompt of token ids cannot be stored in a receipt: give a string or messages")
+    filled = fill_options(model, replace(options, sampling=replace(options.sampling, seed=answer.seed)))
+    speculate = options.speculate if isinstance(options.speculate, str) else "auto"
+    choices = AnswerSettings(n=1, beams=0, speculate=speculate, chat_template=model.session.template_choice)
+    return make_receipt(model, asked, filled, choices, result)
 
 
 def identify_files(model: "Model", on_progress: OnProgress | None = None) -> list[ReceiptFile]:

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.jsonl_file import encode_line
@@ -321,6 +322,39 @@ def remove_session(name: str) -> None:
         raise LocalllmError(f"the session {name!r} cannot be removed: {error.strerror}") from None
 
 
+def rename_session(name: str, new_name: str) -> None:
+    """Rename a session; its branches stay its branches.
+
+    Raises UsageError if it does not exist, if the new name is taken, or if a chat has one of them open; LocalllmError.
+    """
+    if new_name == name:
+        return
+    with SessionFile(name) as old, SessionFile(new_name) as new:
+        if old.is_new:
+            raise UsageError(f"session {name!r} not found; `localllm sessions` lists them")
+        if not new.is_new:
+            raise UsageError(f"session {new_name!r} already exists; choose another name")
+        new.chat = old.chat
+        if len(list_branches(name)) > 1:
+            new.chat.trunk = old.chat.trunk or name
+        new.rewrite()
+        try:
+            get_path(name).unlink()
+        except OSError as error:
+            raise LocalllmError(f"the session {name!r} cannot be removed: {error.strerror}") from None
+
+
+def search_names(query: str) -> list[str]:
+    """List the sessions whose name and messages contain all words of a query, regardless of case, latest first."""
+    words = query.casefold().split()
+    matches = []
+    for listed in list_sessions():
+        text = "\n".join([listed.name, *(message["content"] for message in listed.chat.messages)]).casefold()
+        if all(word in text for word in words):
+            matches.append(listed.name)
+    return matches
+
+
 def select_visible_fields(messages: Sequence[SessionLine]) -> list[SessionLine]:
     """Return messages with only the fields that chat templates may use."""
     field_names = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "images")
@@ -331,6 +365,34 @@ def format_message(message: SessionLine) -> str:
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     calls = [f"{function['name']} {function['arguments']}" for function in functions]
     return f"{message['role']}: " + "\n".join(filter(None, [message["content"], *calls]))
+
+
+def format_markdown(messages: Sequence[SessionLine], title: str) -> str:
+    """Format a conversation as a Markdown document, with a heading for each message."""
+    blocks = [f"# {title}"]
+    for message in messages:
+        blocks.append(f"## {message['role'].capitalize()}")
+        if reasoning := message.get("reasoning_content"):
+            blocks.append("\n".join(f"> {line}".rstrip() for line in reasoning.strip().splitlines()))
+        blocks += [f"![image]({quote(path)})" for path in message.get("images", ())]
+        if message["content"].strip():
+            blocks.append(message["content"].strip("\n"))
+        for call in message.get("tool_calls") or ():
+            function = call["function"]
+            blocks.append(f"```json\n{function['name']} {function['arguments']}\n```")
+    return "\n\n".join(blocks) + "\n"
+
+
+def find_sessions(text: str) -> list[tuple[str, int, str]]:
+    """Return session, number and line of each line of a message that has a text, whatever the case of its letters."""
+    wanted = text.casefold()
+    return [
+        (listed.name, number, f"{message['role']}: {line.strip()}")
+        for listed in list_sessions()
+        for number, message in enumerate(listed.chat.messages, 1)
+        for line in message["content"].splitlines()
+        if wanted in line.casefold()
+    ]
 
 
 def describe_model(file: "GGUFFile") -> SessionModel:

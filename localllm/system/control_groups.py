@@ -25,18 +25,28 @@ def read_cpu_quota() -> float:
 def read_memory_left() -> int:
     """Return the bytes below the lowest memory limit, not counting the file cache; sys.maxsize without a limit."""
     remaining = [
-        limit - (read_integer(f"{folder}/memory.stat", "anon") or 0)
+        limit - read_used_memory(folder, "memory.current", "", "anon")
         for folder in iter_group_folders("")
         for name in ("memory.max", "memory.high")  # above memory.high the kernel slows the process down
         if (limit := read_integer(f"{folder}/{name}")) is not None
     ]
     remaining += [
-        limit
-        - (read_integer(f"{folder}/memory.stat", "total_rss") or read_integer(f"{folder}/memory.stat", "rss") or 0)
+        limit - read_used_memory(folder, "memory.usage_in_bytes", "total_", "total_rss")
         for folder in iter_group_folders("memory")
         if (limit := read_integer(f"{folder}/memory.limit_in_bytes")) is not None and limit < NO_LIMIT
     ]
     return max(0, min(remaining, default=sys.maxsize))
+
+
+def read_used_memory(folder: str, current: str, prefix: str, anonymous: str) -> int:
+    """Return the bytes that a group uses without its file cache.
+
+    current: file with the usage, which is exact.  prefix: of names in memory.stat, whose values may be two seconds old.
+    anonymous: name of the memory there that is not cache.
+    """
+    stat = f"{folder}/memory.stat"
+    cache = sum(read_integer(stat, f"{prefix}{kind}_file") or 0 for kind in ("active", "inactive"))
+    return max(read_integer(stat, anonymous) or 0, (read_integer(f"{folder}/{current}") or 0) - cache)
 
 
 def iter_group_folders(controller: str) -> Iterator[str]:

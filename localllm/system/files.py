@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
+from typing import NoReturn
 
 NAME_UNITS = 255  # maximum length of a file name on almost all systems: in bytes, on Windows in UTF-16 units
 # Windows: names of devices, with any suffix, and characters that are not allowed in names.
@@ -188,10 +189,15 @@ def open_shared(path: str, flags: int) -> int:
     create.argtypes = [ctypes.c_wchar_p, *numbers, ctypes.c_void_p, *numbers, ctypes.c_void_p]
     handle = create(to_long_path(path), access, SHARE_ALL, None, disposition, 0x80, None)
     if handle in (None, ctypes.c_void_p(-1).value):
-        error = ctypes.WinError(ctypes.get_last_error())  # type: ignore[attr-defined]
-        raise type(error)(error.errno, error.strerror, path, error.winerror)
+        raise_last_error(path)
     open_flags = flags & (os.O_APPEND | os.O_RDONLY) | os.O_BINARY | os.O_NOINHERIT  # type: ignore[attr-defined]
     return int(msvcrt.open_osfhandle(handle, open_flags))  # type: ignore[attr-defined]
+
+
+def raise_last_error(path: str | None = None) -> NoReturn:
+    """Raise the OSError of the latest call of a Windows function."""
+    error = ctypes.WinError(ctypes.get_last_error())  # type: ignore[attr-defined]
+    raise type(error)(error.errno, error.strerror, path, error.winerror)
 
 
 def allow_long_paths() -> None:

@@ -26,14 +26,15 @@ COMMIT, RESERVE, DECOMMIT, RELEASE, READ_WRITE, EXECUTE_READ = 0x1000, 0x2000, 0
 class MemoryRegion:
     """`size` zero bytes that take memory only once they are touched.
 
-    On Windows, unless `whole`, call `use` before touching any.
+    On Windows, unless `whole`, call `use` before touching any. With `huge`, they are in huge pages where the system has
+    them, and count against its commit limit at once.
 
     Attributes:
         buffer: the bytes; they are freed with it.  address: of the first byte, aligned to a page of the system.
         is_whole: whether all of them may be touched without calling `use`.
     """
 
-    def __init__(self, size: int, whole: bool = True):
+    def __init__(self, size: int, whole: bool = True, huge: bool = False):
         """Reserve the addresses. Raises OSError, OverflowError, ValueError."""
         self.buffer: mmap.mmap | ctypes.Array[ctypes.c_uint8]
         self.is_whole = whole or sys.platform != "win32"
@@ -42,9 +43,11 @@ class MemoryRegion:
             self.buffer = (ctypes.c_uint8 * size).from_address(self.address)
             weakref.finalize(self.buffer, free_virtual, self.address, 0, RELEASE).atexit = False
             return
-        self.buffer = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
-        if hasattr(mmap, "MADV_NOHUGEPAGE"):
-            self.buffer.madvise(mmap.MADV_NOHUGEPAGE)  # otherwise each head's first token would take 2 MB
+        self.buffer = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (0 if huge else NO_RESERVE))
+        # Without MADV_NOHUGEPAGE each head's first token would take 2 MB.
+        if (advice := getattr(mmap, "MADV_HUGEPAGE" if huge else "MADV_NOHUGEPAGE", None)) is not None:
+            with contextlib.suppress(OSError):  # a kernel built without huge pages
+                self.buffer.madvise(advice)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.buffer))
 
     def use(self, start: int, end: int) -> None:
@@ -69,17 +72,6 @@ class MemoryRegion:
             self.buffer.madvise(mmap.MADV_DONTNEED, start, end - start)
         else:
             replace_pages(self.address + start, end - start)
-
-
-def allocate_large(size: int) -> mmap.mmap | ctypes.Array[ctypes.c_uint8]:
-    """Allocate `size` zero bytes, aligned to a page, in huge pages where the system has them. Raises OSError."""
-    if sys.platform == "win32":
-        return MemoryRegion(size).buffer
-    buffer = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel built without huge pages
-            buffer.madvise(mmap.MADV_HUGEPAGE)
-    return buffer
 
 
 def replace_pages(address: int, size: int) -> None:
@@ -164,6 +156,13 @@ def prefer_huge_pages(data: mmap.mmap) -> None:
             data.madvise(mmap.MADV_HUGEPAGE)
 
 
+def request_pages(data: mmap.mmap, start: int, size: int) -> None:
+    """Ask the system to read bytes of a mapped file, without waiting; start: a multiple of PAGE."""
+    if hasattr(mmap, "MADV_WILLNEED"):
+        with contextlib.suppress(OSError):  # only a request
+            data.madvise(mmap.MADV_WILLNEED, start, size)
+
+
 def release_pages(data: mmap.mmap, start: int, end: int) -> None:
     """Release a mapping's whole pages within bytes [start, end); the system may keep them cached."""
     start, end = -(-start // PAGE) * PAGE, end // PAGE * PAGE
@@ -226,14 +225,21 @@ def get_available_memory(mapped: int = 0) -> int:
 
     mapped: bytes of mapped files among them, which `ulimit -d` does not count.
     """
+    system = get_system_memory()
+    if sys.platform in ("darwin", "win32"):
+        return system
+    return max(0, min(system, read_memory_left(), get_address_room(), get_data_room() + mapped))
+
+
+def get_system_memory() -> int:
+    """Return the bytes available to all programs together; sys.maxsize if unknown."""
     if sys.platform == "darwin":  # the level is the percentage of free memory
         return read_sysctl("hw.memsize") * read_sysctl("kern.memorystatus_level") // 100 or sys.maxsize
     if sys.platform == "win32":
         status = get_windows_status()
         return min(status.available, status.available_commit)
-    system = read_integer_after("MemAvailable:", "/proc/meminfo")
-    total = sys.maxsize if system is None else 1024 * system
-    return max(0, min(total, read_memory_left(), get_address_room(), get_data_room() + mapped))
+    available = read_integer_after("MemAvailable:", "/proc/meminfo")
+    return sys.maxsize if available is None else 1024 * available
 
 
 class MemoryStatus(ctypes.Structure):

@@ -56,6 +56,7 @@ TESTS = (
     ("tests/unit/kernels/cpu/test_kernels.py", "-k", "Q8_0 or Q4_K or Q6_K or IQ4_XS or Q5_1 or F16 or MXFP4"),
     ("tests/unit/kernels/cpu/attention/test_attend.py", "-k", "F16 or Q8_0"),
     ("tests/goldens/test_logits.py", "-k", "test_architectures and vectors"),
+    ("tests/unit/engine/cpu/test_weight_stream.py",),
     (
         "tests/unit/engine/memory/test_page_table.py",
         "tests/unit/quant/test_encode.py",

@@ -1,4 +1,4 @@
-"""Photograph the page of `localllm serve` with a real model, as docs/assets/serve-page.png.
+"""Photograph the page of `localllm serve` with a real model, as docs/assets/serve-page-light.png and -dark.png.
 
     python scripts/record/record_page.py MODEL.gguf
 
@@ -39,7 +39,7 @@ def main(model: str) -> None:
 
 
 def photograph(address: str, folder: Path) -> None:
-    """Ask the questions on the page, and write the picture."""
+    """Ask the questions on the page, and write the pictures."""
     with tab(folder) as page:
         page.call("Page.enable")
         page.call("Emulation.setDeviceMetricsOverride", width=WIDTH, height=HEIGHT, deviceScaleFactor=1.5, mobile=False)
@@ -50,8 +50,11 @@ def photograph(address: str, folder: Path) -> None:
             page.write(question)
             page.press("Enter", "\r", 13)
             page.until(IS_ANSWERED.format(2 * count))
-        picture = page.call("Page.captureScreenshot", format="png")["data"]
-    (ROOT / "docs" / "assets" / "serve-page.png").write_bytes(base64.b64decode(picture))
+        page.until("document.querySelector('#sessions').options.length === 1 && !document.title.startsWith('New')")
+        for theme in ("light", "dark"):
+            page.value(f"$('theme').value = '{theme}'; $('theme').dispatchEvent(new Event('change'))")
+            picture = page.call("Page.captureScreenshot", format="png")["data"]
+            (ROOT / "docs" / "assets" / f"serve-page-{theme}.png").write_bytes(base64.b64decode(picture))
 
 
 if __name__ == "__main__":

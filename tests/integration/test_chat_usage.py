@@ -11,6 +11,7 @@ from terminal import Terminal, drawn, plain
 from wcwidth import wcswidth
 
 from localllm.cli.interactive import slash_commands as chat_commands
+from localllm.cli.interactive import state_commands
 from tests.integration.test_chat import TALKER, talk  # noqa: F401  a fixture
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="terminals of POSIX")
@@ -116,7 +117,7 @@ def test_lines_break_between_words(tiny: str, columns: int):
 
 def test_show_prints_the_session_only_if_there_is_one(monkeypatch):
     lines: list[str] = []
-    monkeypatch.setattr(chat_commands, "print_dim", lines.append)
+    monkeypatch.setattr(state_commands, "print_dim", lines.append)
     for file in (None, "x.jsonl"):
         chat_commands.show_session(SimpleNamespace(file=file, name="notes", lines=["a", "b"]))
     assert lines == ["session   notes · 2 messages"]

@@ -7,11 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from documents import write_epub, write_pdf
 from project import ROOT
 
 from localllm import builtin_model
+from localllm.cli.prompt_input import read_prompt
 from localllm.errors import UsageError
+from localllm.files import documents
 from localllm.services.search.answers import list_citations
+from localllm.services.search.embed import read_text_file
 from localllm.services.search.files import FileFilter, iter_text_files, matches_pattern
 from localllm.services.search.index import PassageIndex
 from localllm.services.search.passages import Passage, split_passages
@@ -327,3 +331,51 @@ def test_search_by_a_model_is_reproducible_and_cached(cli, folder: Path, model_p
     assert code == 0 and Path(hit["file"]).exists() and -1 <= hit["cosine"] <= 1, err
     assert json.loads(cli(*ask)[1]) == hit
     assert cli(*ask, "--threshold", hit["cosine"] + 1e-4)[1] != out
+
+
+# ---- documents
+
+
+@pytest.fixture
+def papers(folder: Path) -> Path:
+    """Add documents to the folder: two that can be read, and a damaged one."""
+    write_pdf(folder / "paper.pdf", [["Whales are mammals."], ["Sharks are fish.", "They have gills."]])
+    write_epub(folder / "book.epub", ["<p>It began.</p>", "<h1>End</h1><p>A zebra came.</p>"])
+    (folder / "page.html").write_text("<script>giraffe</script><p>A giraffe &amp; a lion", encoding="utf-8")
+    (folder / "broken.pdf").write_bytes(b"%PDF-1.4")
+    return folder
+
+
+def test_passages_of_documents_have_their_page(papers: Path, cli):
+    status, out, err = cli("search", ".", "gills", "--json", "--top", "1")
+    row = json.loads(out)
+    assert (row["file"], row["page"], row["line"], row["text"]) == (
+        "paper.pdf", 2, 3, "Sharks are fish.\nThey have gills.",
+    )  # fmt: skip
+    assert status == 0 and "warning: left out: broken.pdf: not a valid PDF file" in err
+    assert cli("search", ".", "zebra", "--top", "1")[1] == "book.epub:2\nEnd\n\nA zebra came.\n"
+    assert cli("search", ".", "gills", "--top", "1", "-n")[1].startswith("paper.pdf:2:Sharks are fish.\n")
+    assert cli("search", ".", "giraffe", "--top", "1")[1] == "page.html:1\nA giraffe & a lion\n"
+
+
+def test_pages_are_kept_in_the_index_and_around_passages(papers: Path, cli):
+    for _ in range(2):
+        assert cli("search", ".", "whales", "--top", "1", "-C", "2")[1].startswith("paper.pdf:1\nWhales are mammals.\n")
+
+
+def test_a_document_is_indexed_once_its_package_is_there(papers: Path, cli, monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(documents, "find_spec", lambda name: None)
+        assert "paper.pdf: reading PDF needs pypdfium2" in cli("search", ".", "gills zebra", "--top", "1")[2]
+    assert cli("search", ".", "gills", "--top", "1", "-l")[1] == "paper.pdf\n"
+
+
+def test_a_prompt_holds_the_pages_of_a_document(papers: Path):
+    inputs = read_prompt([], ["paper.pdf"], use_stdin=False)
+    assert inputs.text == "Whales are mammals.\n\n[page 2]\nSharks are fish.\nThey have gills."
+
+
+def test_embed_reads_documents(papers: Path):
+    assert read_text_file("book.epub") == "It began.\n\fEnd\n\nA zebra came."
+    with pytest.raises(UsageError, match=r"^broken\.pdf: not a valid PDF file$"):
+        read_text_file("broken.pdf")

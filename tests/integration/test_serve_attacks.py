@@ -378,4 +378,4 @@ def test_a_refusal_names_the_option_that_would_allow_it(server: Served, header: 
 
 def test_saved_conversations_are_refused_to_allowed_pages_with_the_reason(server: Served):
     reply = server.get("/sessions", Origin="https://friend.example")
-    assert reply.json["error"]["message"] == "saved conversations are available to this server's own page only"
+    assert reply.json["error"]["message"] == "/sessions is not for pages of other sites"

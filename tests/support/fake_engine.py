@@ -55,6 +55,8 @@ class FakeEngine:
 
     prepare_shift = require_shift
 
+    streamed_bytes = 0
+
     def get_disk_statistics(self) -> dict[str, float]:
         return {}
 

@@ -30,8 +30,9 @@ from localllm.files.cache import checksummed_cache as known
 from localllm.files.cache.prefix_files import PrefixFile
 from localllm.files.logits_file import LogitsWriter, compute_row_width, count_scored_tokens
 from localllm.generation.reasoning import count_overlap
+from localllm.kernels import machine
 from localllm.quantizing import quantize
-from localllm.services import bench, receipts
+from localllm.services import receipts
 from localllm.services.evaluation.scores import Comparison, compute_mean_with_error, compute_statistics, exponentiate
 from localllm.system import cpu
 
@@ -273,11 +274,11 @@ def test_the_common_length_of_two_texts_is_counted():
 def test_the_processor_is_named_by_cpuinfo_or_its_machine(monkeypatch):
     cpuinfo = "processor\t: 0\nvendor_id\t: Other\nmodel name\t: Fast One\nmodel\t\t: 7\nmodel name\t: Fast Two\n"
     monkeypatch.setattr(cpu, "read_text", lambda path: cpuinfo)
-    assert bench.describe_processor().startswith("Fast One (")
+    assert machine.describe_processor().startswith("Fast One (")
     monkeypatch.setattr(cpu, "read_text", lambda path: "")
     monkeypatch.setattr(cpu.platform, "processor", lambda: "")
     monkeypatch.setattr(cpu.platform, "machine", lambda: "riscv")
-    assert bench.describe_processor().startswith("riscv (")
+    assert machine.describe_processor().startswith("riscv (")
 
 
 # ---- runs -----------------------------------------------------------------------------------------------------------

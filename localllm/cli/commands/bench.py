@@ -77,6 +77,7 @@ def bench(
     gpu_layers: options.GpuLayers = "auto",
     cache: options.CacheGroup,
     rope: options.RopeGroup,
+    memory: options.Memory = None,
     as_markdown: bool = option("--md", "Print a Markdown table (the default if stdout is not a terminal)."),
     as_json: options.AsJson = False,
 ) -> None:
@@ -84,9 +85,9 @@ def bench(
 
     Each test runs once to warm up and then -r times; the table shows the mean and the standard deviation. For prefill
     it also shows billions of operations per second and their share of the peak of the instructions named above; for
-    generation, the rate at which weights are read, next to the memory bandwidth. An option with a list of values makes
-    one test for each combination. For an embedding model, the test is embedding texts of -p tokens, by default of 16,
-    64 and 512. Ctrl-C prints the results so far.
+    generation, the rate at which weights are read, next to the memory bandwidth, or from the disk if they do not fit.
+    An option with a list of values makes one test for each combination. For an embedding model, the test is embedding
+    texts of -p tokens, by default of 16, 64 and 512. Ctrl-C prints the results so far.
 
     Examples:
       localllm bench model.gguf
@@ -113,7 +114,9 @@ def bench(
         layers = options.convert_layer_count(gpu_layers)
         # Keep the results obtained before Ctrl-C.
         results.extend(
-            bench_run.run(tests, threads, repetitions, cache.format_types(), device, layers, rope.make_scaling())
+            bench_run.run(
+                tests, threads, repetitions, cache.format_types(), device, layers, rope.make_scaling(), memory
+            )
         )
     finally:
         line.clear()
@@ -182,6 +185,8 @@ def format_cells(result: "BenchResult") -> tuple[str, ...]:
     read = ""
     if result.gb_per_s and result.bandwidth and result.share:
         read = f"{result.gb_per_s:.1f} of {result.bandwidth / 1e9:.1f} GB/s, {result.share:.0%}"
+    if result.disk:
+        read = f"{result.disk / 1e9:.1f} GB/s from the disk"
     speed, arithmetic = f"{result.speed:.2f} ± {result.deviation:.2f}", f"{result.gops:.0f} GOPS" if result.gops else ""
     arithmetic += f", {result.share_of_peak:.0%}" if result.share_of_peak else ""
     return result.test.name, str(result.threads), speed, arithmetic, read

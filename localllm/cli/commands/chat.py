@@ -22,7 +22,7 @@ from localllm.cli.prompt_input import (
     start_answer,
     warn_missing_template,
 )
-from localllm.cli.terminal.output import ProgressLine, exit_on_signals, is_terminal, say, say_dim
+from localllm.cli.terminal.output import ProgressLine, exit_on_signals, is_terminal, say, say_dim, set_plain
 from localllm.cli.terminal.render import get_file_stem, print_stream, require_answers
 from localllm.cli.terminal.type_ahead import hold_keys
 from localllm.errors import LocalllmError, UsageError
@@ -46,6 +46,7 @@ class ChatView:
     latest: bool = option("--continue", "Resume the session that was used last.")
     markdown: bool = option("--markdown", "Render Markdown: headings, lists and code.")
     stats: bool = option("--stats", "After every answer, print tokens per second and context in use.")
+    plain: options.Plain = False
 
 
 def chat(
@@ -87,6 +88,7 @@ def chat(
         start_session,
     )
 
+    set_plain(look.plain)
     images.require_files()
     session = select_session(look.session, look.latest)
     interactive = is_terminal(sys.stdin)
@@ -202,7 +204,7 @@ def show_model(model: "Model") -> None:
     say_dim(f"{name} · {model.file_type} · {device}{context}/help")
 
 
-def run_loop(conversation: "TerminalConversation", open_other: "Callable[[str], Model]", typing: ExitStack) -> None:
+def run_loop(conversation: "TerminalConversation", open_other: "Callable[..., Model]", typing: ExitStack) -> None:
     """Answer until the user leaves; typing: buffers keys until the first prompt."""
     from localllm.cli.interactive.slash_commands import CommandTools, ExitChat, complete_line, execute
     from localllm.cli.terminal.line_editor import make_editor
@@ -215,9 +217,9 @@ def run_loop(conversation: "TerminalConversation", open_other: "Callable[[str], 
         except (KeyboardInterrupt, EOFError):
             return None
 
-    def open_quietly(path: str) -> "Model":
+    def open_quietly(path: str, **options: int) -> "Model":
         with hold_keys():
-            return open_other(path)
+            return open_other(path, **options)
 
     tools = CommandTools(open_quietly, edit_text)
     typing.close()
@@ -230,8 +232,8 @@ def run_loop(conversation: "TerminalConversation", open_other: "Callable[[str], 
         except EOFError:
             return
         try:
-            if not execute(conversation, text, tools) and text.strip():
-                conversation.ask(text)
+            if not execute(conversation, text, tools) and text.strip() and (rest := conversation.attach_dropped(text)):
+                conversation.ask(rest)
         except ExitChat:
             return
         except KeyboardInterrupt:

@@ -65,7 +65,7 @@ def control_vector(
     pairs = [service.read_prompts(read_file(name), name) for name in (positive, negative)]
     service.require_pairs(*pairs)
     line = ProgressLine()
-    engine = EngineOptions(threads, context or None, progress=opening.make_compile_progress(line), shows_layers=True)
+    engine = EngineOptions(threads, context or None, progress=opening.make_compile_progress(line))
     with service.StateReader(path, engine) as reader:
         line.clear()
         end_on_bus_error(path)

@@ -51,6 +51,7 @@ def eval(
     engine: options.EngineGroup,
     choices: options.AnswerGroup,
     as_json: options.AsJson = False,
+    as_csv: bool = option("--csv", "Print the table as CSV: model, group, right, of, share, low, high."),
 ) -> None:
     """Measure how many questions models answer correctly.
 
@@ -58,7 +59,8 @@ def eval(
     is not --grader's: exact (the same text), number (the last number), choice (of "choices", by default A, B, C, D),
     regex (found in the answer), json ("schema", "answer" or both), program ("test", Python that is run after the
     answer's code in a confined process, as in HumanEval). Prints how many are right, with 95% Wilson intervals, and
-    McNemar's test for each pair of models. Answers are greedy unless --temp is given.
+    McNemar's test for each pair of models. Questions with a "group" are also counted by group. Answers are greedy
+    unless --temp is given.
 
     Examples:
       localllm eval model.gguf questions.jsonl
@@ -75,6 +77,8 @@ def eval(
         raise UsageError("give MODEL and QUESTIONS: localllm eval MODEL QUESTIONS.jsonl")
     if redo and output is None:
         raise UsageError("--redo replaces the answers in the output file: add -o FILE")
+    if as_csv and as_json:
+        raise UsageError("give either --csv or --json, not both")
     *models, file = paths
     outputs = get_output_names(output, models)
     data = decode_text(read_file(file), file).encode()
@@ -96,8 +100,11 @@ def eval(
             say(f"localllm: warning: {model}: {warning}; choose one with --chat-template")
         results = answer_questions(model, job, engine, questions.records, (data, file), output_file, redo)
         failed += sum("error" in result for result in results)
-        evaluations.append(Evaluation(model, questions.grade(results), [warning] if warning else []))
-    print_report(evaluations, compare_models(evaluations), as_json)
+        evaluations.append(Evaluation(model, questions.grade(results), [warning] if warning else [], questions.groups))
+    if as_csv:
+        write(format_csv(evaluations))
+    else:
+        print_report(evaluations, compare_models(evaluations), as_json)
     if failed:
         raise RecordsError(
             f"{count_noun(failed, 'question')} had no answer and counted as wrong; --json lists the reasons"
@@ -125,19 +132,14 @@ def print_report(evaluations: "list[Evaluation]", comparisons: "list[Comparison]
         }
         write(to_json_line(facts))
         return
-    rows = []
-    for each in evaluations:
-        low, high = each.interval
-        share = f"{100 * each.correct / each.total:.1f}%"
-        rows.append(
-            (
-                to_one_line(each.model),
-                str(each.correct),
-                str(each.total),
-                share,
-                f"{100 * low:.1f}% to {100 * high:.1f}%",
-            )
-        )
+    rows = list[tuple[str, ...]]()
+    for evaluation in evaluations:
+        groups = {f"  {to_one_line(name)}": each for name, each in evaluation.split().items()}
+        for label, each in {to_one_line(evaluation.model): evaluation, **groups}.items():
+            low, high = each.interval
+            share = f"{100 * each.correct / each.total:.1f}%"
+            interval = f"{100 * low:.1f}% to {100 * high:.1f}%"
+            rows.append((label, str(each.correct), str(each.total), share, interval))
     lines = format_table(("model", "right", "of", "share", "95% interval"), rows)
     lines += [""] if comparisons else []
     lines += [
@@ -146,3 +148,18 @@ def print_report(evaluations: "list[Evaluation]", comparisons: "list[Comparison]
         for each in comparisons
     ]
     write("".join(f"{line}\n" for line in lines))
+
+
+def format_csv(evaluations: "list[Evaluation]") -> str:
+    """Format the evaluations as CSV: for each model a row without a group, then one for each group."""
+    import csv
+    import io
+
+    text = io.StringIO(newline="")
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(("model", "group", "right", "of", "share", "low", "high"))
+    for evaluation in evaluations:
+        for group, each in {"": evaluation, **evaluation.split()}.items():
+            counts = each.correct, each.total, each.correct / each.total
+            table.writerow((each.model, group, *counts, *each.interval))
+    return text.getvalue()

@@ -175,12 +175,12 @@ def format_conclusion(facts: "ModelFit") -> str:
     longest = facts["longest"]
     if not generates_text(facts) and all(row["fits"] for row in facts["rows"]):
         return f"It fits, with texts of up to {facts['context']} tokens; measure its speed with `localllm bench`."
-    if not any(longest.values()) and facts["disk_gbs"]:
-        missing = facts["weight_bytes"] + facts["working_bytes"] - facts["available_bytes"]
-        seconds = missing / 1e9 / facts["disk_gbs"]
+    if not any(longest.values()) and (disk := facts["disk"]):
+        experts = " of experts (equally popular ones)" if disk["held_bytes"] > facts["weight_bytes_per_token"] else ""
         return (
-            f"This model does not fit. It runs, but each token reads {format_size(missing)} from the disk (less with "
-            f"experts), which takes {seconds:.1f} s at {facts['disk_gbs']:.1f} GB/s."
+            f"This model is larger than memory. It runs: {format_size(disk['held_bytes'])} stay in memory, each token "
+            f"reads {format_size(disk['read_bytes'])}{experts} from the disk, which gives {disk['disk_gbs']:.1f} GB/s: "
+            f"about {disk['tokens_per_s']:.1f} tokens/s."
         )
     if not any(longest.values()):
         return "This model does not fit."

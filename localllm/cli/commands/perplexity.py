@@ -73,6 +73,9 @@ def perplexity(
     base: str | None = option(
         "--base --kl-divergence-base", "Logits saved by another model with --save-logits.", "FILE"
     ),
+    per_token: str | None = option(
+        "--per-token", "Write each scored token with its log probability, in nats, to FILE as CSV.", "FILE"
+    ),
     threads: options.Threads = None,
     tasks: ChoiceTaskGroup,
     cache: options.CacheGroup,
@@ -97,9 +100,9 @@ def perplexity(
       localllm perplexity model.gguf hellaswag_val_full.txt --hellaswag
     """
     if selected := tasks.select():
-        if chunks is not None or save_logits is not None or kl_divergence or base is not None:
+        if chunks is not None or save_logits is not None or kl_divergence or base is not None or per_token is not None:
             raise UsageError(
-                f"--{selected[0]} scores tasks, so it cannot be combined with options for chunks or logits"
+                f"--{selected[0]} scores tasks, so it cannot be combined with options for chunks, logits or tokens"
             )
         score_file(
             model, text, selected, context=context, threads=threads, kv_type=cache.format_types(),
@@ -109,16 +112,13 @@ def perplexity(
         return
     validate_options(text, context, save_logits, kl_divergence, base)
     from localllm.files.logits_file import LogitsFile
-    from localllm.files.safe_file import resolve_target
     from localllm.files.text_file import read_text
     from localllm.kernels.build.faults import end_on_bus_error
     from localllm.services.evaluation.perplexity import PerplexityRunner
     from localllm.services.evaluation.scores import split_chunks
-    from localllm.services.outputs import is_logits_file, require_replaceable
+    from localllm.services.evaluation.token_scores import write_token_scores
 
-    if save_logits is not None:
-        resolve_target(save_logits, tuple(name for name in (model, text) if name is not None))
-        require_replaceable(save_logits, is_logits_file, "a file of logits", force)
+    require_outputs(save_logits, per_token, [name for name in (model, text, base) if name is not None], force)
     line = ProgressLine()
     logits = LogitsFile.open(base) if base else None
     content = read_text(text) if text else ""
@@ -132,25 +132,41 @@ def perplexity(
         end_on_bus_error(path)
         opening.warn(reader.warnings)
         if logits:
-            count = len(logits.chunks[:chunks])
+            chunk_tokens = logits.chunks[:chunks]
             results: Iterator[Prediction] = reader.compare(logits, chunks)
         else:
             chunk_tokens = split_chunks(reader.tokenizer.encode(content, bos=True), size, chunks)
-            count, results = len(chunk_tokens), reader.predict(chunk_tokens, save_logits)
+            results = reader.predict(chunk_tokens, save_logits)
         try:
-            remaining = RemainingTime(count)
+            remaining = RemainingTime(len(chunk_tokens))
             line.show(remaining.format_first())
             for prediction in results:
                 value, error = prediction.perplexity
                 line.show(f"{remaining.describe(prediction.chunks)}: PPL = {value:.4f} ± {error:.4f}")
         finally:
             line.clear()
+            if prediction and per_token is not None:
+                write_token_scores(per_token, chunk_tokens, prediction, reader.tokenizer)
             if prediction and as_json:
                 write(to_json_line(describe_run(reader, size) | prediction.to_dict()))
             elif prediction:
                 write("".join(f"{row}\n" for row in format_report(prediction, size)))
                 if logits and reader.made_with:
                     write(f"made with: {to_one_line(reader.made_with)}\n")
+
+
+def require_outputs(save_logits: str | None, per_token: str | None, inputs: list[str], force: bool) -> None:
+    """Raise UsageError for an output that would replace an input, or a file of another type unless forced."""
+    from localllm.files.safe_file import resolve_target
+    from localllm.services.evaluation.token_scores import is_token_table
+    from localllm.services.outputs import is_logits_file, require_replaceable
+
+    if save_logits is not None:
+        resolve_target(save_logits, tuple(inputs))
+        require_replaceable(save_logits, is_logits_file, "a file of logits", force)
+    if per_token is not None:
+        resolve_target(per_token, (*inputs, *([] if save_logits is None else [save_logits])))
+        require_replaceable(per_token, is_token_table, "a table of tokens", force)
 
 
 def describe_run(reader: "PerplexityRunner", size: int) -> dict[str, object]:

@@ -1,7 +1,5 @@
 """localllm pull: download a model from the Hugging Face hub."""
 
-import os
-
 from localllm.cli.open_model import pull_with_progress
 from localllm.cli.options.offers import offer_known_models
 from localllm.cli.parameters import argument
@@ -43,15 +41,17 @@ def pull(
 
 def pull_file(name: str) -> str:
     """Pull a model; return the path of its file."""
-    from localllm.services.hub.catalogue import load_registry, make_unknown_name_error, parse_reference, resolve_alias
+    from localllm.services.hub.catalogue import load_registry, parse_reference, resolve_alias, resolve_model
+    from localllm.services.hub.created_names import find_created
 
+    if created := find_created(resolve_alias(name)):
+        return pull_file(created.base)
     resolved = resolve_alias(name)
     reference = parse_reference(resolved)
     if reference is None:
-        if os.path.isfile(resolved):
-            say_dim(f"{resolved} already exists on this computer")
-            return resolved
         if resolved.lower() in load_registry():
             raise UsageError(f"{name} is the built-in model; there is nothing to download")
-        raise make_unknown_name_error(resolved)
+        path = resolve_model(resolved)
+        say_dim(f"{resolved} already exists on this computer")
+        return path
     return pull_with_progress(reference)

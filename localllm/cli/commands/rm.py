@@ -5,7 +5,7 @@ import sys
 from localllm.cli.open_model import confirm
 from localllm.cli.options.offers import offer_models
 from localllm.cli.parameters import argument, option
-from localllm.cli.terminal.output import is_terminal, say_dim
+from localllm.cli.terminal.output import is_terminal, say, say_dim
 from localllm.cli.terminal.render import format_size
 from localllm.errors import LocalllmError, UsageError
 
@@ -17,7 +17,8 @@ def rm(
 ) -> None:
     """Remove a model from the models folder.
 
-    Removes all files of the model, including an incomplete download. `rm` never removes files outside that folder.
+    Removes all files of the model, including an incomplete download; of a name that `create` or `cp` made, only the
+    name. `rm` never removes files outside that folder.
 
     Examples:
       localllm rm qwen3-4b
@@ -25,8 +26,10 @@ def rm(
     """
     from localllm.files.models_folder import remove_empty_folders
     from localllm.services.hub.catalogue import find_removable
+    from localllm.services.hub.create_model import list_dependents
 
     removable = find_removable(name)
+    dependents = list_dependents(removable.path)
     if not force:
         if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
             raise UsageError(
@@ -41,3 +44,5 @@ def rm(
             raise LocalllmError(f"{path}: cannot be removed: {error.strerror or error}") from None
     remove_empty_folders(removable.path.parent)
     say_dim(f"{format_size(removable.size)} removed")
+    if dependents:
+        say(f"localllm: warning: no model is left for the names {', '.join(dependents)}")

@@ -16,7 +16,7 @@ from localllm.cli.options.one_shot import (
     ToolGroup,
 )
 from localllm.cli.parameters import argument, find_explicit_options
-from localllm.cli.terminal.output import is_terminal
+from localllm.cli.terminal.output import is_terminal, set_plain
 
 OF_CONVERSATIONS = (
     "system",
@@ -66,6 +66,7 @@ def run(
       localllm run coder.gguf -p "def add(a, b):" --suffix "    return c" -n 20
       localllm run model.gguf -p "Is water wet?" --grammar 'root ::= "yes" | "no"'
     """
+    set_plain(output.plain)
     one_shot = OneShot(
         model, words, prompt, output, engine, generation, named, follow, tools, images, infill, endpoint,
         diffusion,
@@ -76,7 +77,8 @@ def run(
 
     chat(
         model, system=prompt.system, system_file=prompt.system_file, chat_template=prompt.chat_template,
-        encoding=prompt.encoding, look=ChatView(session=follow.session, stats=output.stats), engine=engine,
+        encoding=prompt.encoding, engine=engine,
+        look=ChatView(session=follow.session, stats=output.stats, plain=output.plain),
         no_cache=prompt.no_cache, choices=generation, tools=tools, images=images, endpoint=endpoint,
     )  # fmt: skip
 
@@ -88,7 +90,7 @@ def begins_conversation(one_shot: OneShot) -> bool:
         return False
     single = [
         *find_explicit_options(one_shot.prompt).keys() - {*OF_CONVERSATIONS, "no_names", "prompt_first"},
-        *find_explicit_options(one_shot.output).keys() - {"stats", "force"},
+        *find_explicit_options(one_shot.output).keys() - {"stats", "force", "plain"},
         *find_explicit_options(one_shot.follow).keys() - {"session"},
         *(
             name

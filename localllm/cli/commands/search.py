@@ -110,14 +110,16 @@ def render_hits(hits: "Sequence[SearchHit]", layout: str, before: int, after: in
     if layout == "names":
         return "".join(f"{name}\n" for name in dict.fromkeys(hit.passage.path for hit in hits))
     if layout == "lines":
-        numbered = ((hit.passage.path, *line) for hit in hits for line in list_lines(hit, before, after))
-        return "".join(f"{path}:{number}:{text}\n" for path, number, text in numbered)
+        numbered = ((hit.passage, *line) for hit in hits for line in list_lines(hit, before, after))
+        return "".join(f"{each.path}:{each.page or number}:{text}\n" for each, number, text in numbered)
     return "\n".join(format_block(hit, before, after) for hit in hits)
 
 
 def to_dict(hit: "SearchHit") -> dict[str, object]:
     each = hit.passage
-    fields = {"file": each.path, "line": each.first, "last_line": each.last, "heading": each.heading, "text": each.text}
+    fields: dict[str, object] = {"file": each.path, "line": each.first, "last_line": each.last}
+    fields |= {"page": each.page} if each.page else {}
+    fields |= {"heading": each.heading, "text": each.text}
     return {**fields, "score": hit.score, **({} if hit.cosine is None else {"cosine": hit.cosine})}
 
 

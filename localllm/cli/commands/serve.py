@@ -3,13 +3,14 @@
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from localllm.cli import open_model as opening
-from localllm.cli.command import CURRENT, get_values_for
+from localllm.cli.command import CONFIGURED, CURRENT, get_values_for
+from localllm.cli.ollama_variables import iter_variable_notes
 from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models
@@ -18,6 +19,7 @@ from localllm.cli.parameters import argument, build_group, option, option_group,
 from localllm.cli.terminal.output import say
 from localllm.cli.terminal.render import get_file_stem
 from localllm.errors import LocalllmError, UsageError
+from localllm.files.models_folder import is_path
 from localllm.frozen import frozen
 from localllm.services.hub.name_settings import find_stored_model, split_served_name
 
@@ -54,6 +56,9 @@ class AddressGroup:
     ssl_certfile: str | None = option("--ssl-certfile", "Serve HTTPS with this certificate chain, in PEM.", "FILE")
     ssl_keyfile: str | None = option(
         "--ssl-keyfile", "Private key of the certificate.  [default: in the certificate's file]", "FILE"
+    )
+    allow_pull: bool = option(
+        "--allow-pull", "Let requests (/api/pull) download models from the Hugging Face Hub; only without MODEL."
     )
     access_log: bool = option("--access-log", "Log each request to stderr, without its text.")
     allow_host: list[str] | None = option(
@@ -153,10 +158,12 @@ def serve(
         raise UsageError(f"--idle must be 0 or more seconds, not {share.idle:g}")
     if mmproj is not None and len(paths) > 1:
         raise UsageError("--mmproj needs a single model; several models use the mmproj-*.gguf in their folders")
+    if place.allow_pull and models:
+        raise UsageError("--allow-pull serves whatever is pulled: leave out MODEL")
     if missing := [folder for folder in share.media_path or () if not os.path.isdir(folder)]:
         raise UsageError(f"--media-path: {missing[0]} is not a folder")
 
-    openers = dict[str, "Opener"]()
+    openers, stamps = dict[str, "Opener"](), {each.name: get_stamp(each.name) for each in served}
     names = {each.name: own for each in served if (own := make_name_options(each, share.cache_reuse, openers))}
     setup = ServerSettings(
         paths, make_opener(CURRENT.get().params, share.cache_reuse), place.host or "127.0.0.1", place.port,
@@ -166,10 +173,19 @@ def serve(
         share.max_body, share.max_connections, share.timeout, share.on_overflow == "drop-turns",
         tuple(share.media_path or ()), place.strict_model_names, share.idle, place.access_log,
         place.ssl_certfile, place.ssl_keyfile, share.cache_reuse, share.spm_infill, names,
-        None if models else partial(find_added, share.cache_reuse, openers),
+        None if models else partial(find_added, share.cache_reuse, openers, stamps), None if models else locate_by_name,
+        place.allow_pull,
     )  # fmt: skip
     if place.host is None and place.socket is None:
         warn_ollama_host(place.port, is_chosen=place.port != PORT)
+    context = CURRENT.get()
+    applied = {
+        name: each
+        for name, each in context.meta.get(CONFIGURED, {}).items()
+        if getattr(context.get_parameter_source(name), "name", "") == "DEFAULT_MAP"
+    }
+    for line in iter_variable_notes(applied):
+        say(f"localllm: {line}")
     with ExitStack() as stack:
         run_server(setup, stack, lambda address: print_ready(setup, address), lambda line: say(f"localllm: {line}"))
 
@@ -210,30 +226,63 @@ def map_names(models: list[str]) -> list[ServedModel]:
 
 def list_local_models() -> list[ServedModel]:
     import localllm
+    from localllm.files.models_folder import list_created_names
     from localllm.files.settings import load_settings
-    from localllm.services.hub.catalogue import list_models_on_disk
+    from localllm.services.hub.catalogue import list_models_on_disk, resolve_model
 
     on_disk = [each for each in list_models_on_disk() if each.is_whole and not each.kind]
     models = [ServedModel(each.name, str(each.path), each.name) for each in on_disk]
     paths, settings = {each.name: each.path for each in models}, load_settings()
     named = {alias: paths[target] for alias, target in settings.aliases.items() if target in paths}
     models += [ServedModel(alias, path, alias) for alias, path in named.items() if alias in settings.model]
+    for name in list_created_names():
+        with suppress(LocalllmError):  # one whose model is missing
+            models.append(ServedModel(name, resolve_model(name), name))
     builtin = "localllm-guide"
     return models or [ServedModel(builtin, str(localllm.builtin_model()), builtin)]
 
 
 def find_added(
-    cache_reuse: int | None, openers: "dict[str, Opener]", names: Collection[str]
+    cache_reuse: int | None,
+    openers: "dict[str, Opener]",
+    stamps: dict[str, int],
+    names: Collection[str],
+    wanted: str = "",
 ) -> "Iterator[tuple[str, str, NameOptions]]":
-    """Yield the local models with other names than these: name, path and options of the name."""
+    """Yield the local models with other names than these, and names created anew: name, path and options of the name.
+
+    stamps: the times of the names' Modelfiles, which are updated.  wanted: yield the model of this name instead,
+    wherever it is on this computer.
+    """
     from localllm.server.model_pool import NameOptions
 
-    for each in list_local_models():
-        if each.name not in names:
+    for each in [ServedModel(wanted, locate_by_name(wanted), wanted)] if wanted else list_local_models():
+        stamp = get_stamp(each.name)
+        if each.name not in names or stamps.get(each.name) != stamp:
+            stamps[each.name] = stamp
             try:
                 yield each.name, each.path, make_name_options(each, cache_reuse, openers) or NameOptions()
             except LocalllmError as error:
                 say(f"localllm: warning: {each.name} is not served: {error}")
+
+
+def get_stamp(name: str) -> int:
+    """Return the time of a created name's Modelfile in nanoseconds, 0 for other names."""
+    from localllm.files.models_folder import get_created_path
+
+    try:
+        return get_created_path(name).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def locate_by_name(name: str) -> str:
+    """Return the path of a model by its name, never by a path. Raises LocalllmError."""
+    from localllm.services.hub.catalogue import resolve_model
+
+    if is_path(name) or name.startswith(("/", ".", "~")):
+        raise UsageError(f"{name[:80]!r} is a path, not the name of a model")
+    return resolve_model(name)
 
 
 def make_name_options(

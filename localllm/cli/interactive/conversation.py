@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.cli.command import get_values_for
+from localllm.cli.interactive.dropped_files import find_images
 from localllm.cli.interactive.settings import apply_settings, get_changed_settings
 from localllm.cli.options import shared as options
 from localllm.cli.options.shared import warn_cut
 from localllm.cli.parameters import build_group
-from localllm.cli.terminal.output import ProgressLine, is_terminal, say, say_dim
+from localllm.cli.terminal.output import ProgressLine, is_plain, is_terminal, say, say_dim
 from localllm.cli.terminal.render import EMPTY, count_noun, is_only_reasoning, note_overflow
 from localllm.cli.terminal.stream_renderer import make_page
 from localllm.cli.terminal.type_ahead import hold_keys
@@ -90,6 +91,19 @@ class TerminalConversation:
         else:
             self.model.vision.encode(path)
         self.images.append(os.path.abspath(path))  # a session may be resumed in another folder
+
+    def attach_dropped(self, text: str) -> str:
+        """Attach the images whose paths are in a question, if the model sees images; return it without them.
+
+        Raises UsageError, ModelError for an unreadable image.
+        """
+        rest, paths = find_images(text)
+        if not paths or (self.model.file is not None and not self.model.vision.nbytes):
+            return text
+        for path in paths:
+            self.attach_image(path)
+            say_dim(f"{os.path.basename(path)} is attached")
+        return rest
 
     def read(self, text: str, name: str) -> None:
         """Attach a file's content to the next question. Raises UsageError if it exceeds the context."""
@@ -187,7 +201,7 @@ class TerminalConversation:
     def _show(self, answer: "Generation") -> None:
         from localllm.generation.reasoning import ANSWER, REASONING
 
-        page_shown, interrupted = make_page(self.markdown), False
+        page_shown, interrupted = make_page(self.markdown, names_answer=is_plain()), False
         with hold_keys():
             say_dim("")
             try:
@@ -465,15 +479,18 @@ def make_opener(
 ) -> "Callable[[str], Model]":
     """Return a function that opens a model by name for a conversation, which then gets that name's settings.
 
+    The name "" is that of the conversation's model. A second argument is the context, in tokens.
+
     Options that the user changed in the conversation stay. name: of the conversation's model.  open_model: opens a name
     with an engine and a template.
     """
-    current = NameSettings.load(name)
+    current, current_name = NameSettings.load(name), name
 
-    def open_named(name: str) -> "Model":
-        nonlocal current
-        new = NameSettings.load(name)
-        model = open_model(name, engine=new.engine, template=new.template)
+    def open_named(name: str, context: int | None = None) -> "Model":
+        nonlocal current, current_name
+        new = NameSettings.load(name := name or current_name)
+        engine = new.engine if context is None else replace(new.engine, context=context)
+        model = open_model(name, engine=engine, template=new.template)
         old, chosen = current.generation, conversation.options
         changes = {
             name: value
@@ -484,7 +501,7 @@ def make_opener(
             conversation.set(replace(chosen, **changes))
         if conversation.model.session.system == current.system != new.system:
             conversation.set_system(new.system)
-        current = new
+        current, current_name = new, name
         return model
 
     return open_named

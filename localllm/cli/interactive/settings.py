@@ -1,5 +1,6 @@
 """The options of an answer by name: change them with /set, print them with /show."""
 
+import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -14,12 +15,13 @@ from localllm.generation.sampling.options import OptionDeclaration, map_names
 if TYPE_CHECKING:
     from localllm.generation.options import GenerationOptions
 
+OLLAMA = {theirs: name for declared in (OPTIONS, SAMPLING) for theirs, name in map_names("ollama", declared).items()}
 ANSWER_OPTIONS = map_names("chat", OPTIONS)  # fields of GenerationOptions itself
 OTHER_NAMES = {other: name for name, option in {**OPTIONS, **SAMPLING}.items() for other in option.names}
 DEFAULT_VALUE = "default"
 COUNTERPARTS = {  # of Ollama's /set
-    "verbose": "/stats on", "quiet": "/stats off", "system": "/system TEXT", "nothink": "/think off",
-    "parameter": "/set OPTION VALUE",
+    "format": "--json-schema when you start the chat", "num_thread": "-t when you start the chat",
+    "num_gpu": "--gpu-layers when you start the chat",
 }  # fmt: skip
 
 
@@ -44,7 +46,7 @@ def get_changed_settings(options: "GenerationOptions") -> dict[str, object]:
 def change_option(options: "GenerationOptions", name: str, text: str) -> "GenerationOptions":
     """Return the options with one changed. Raises UsageError for an unknown name or an invalid value."""
     typed, name = name, name.lstrip("-").replace("-", "_")
-    name = OTHER_NAMES.get(name, name)
+    name = OTHER_NAMES.get(name) or OLLAMA.get(name, name)
     if name not in list_names(options):
         use = COUNTERPARTS.get(name)
         near = suggest_name(name, [*list_names(options), *OTHER_NAMES])
@@ -78,7 +80,7 @@ def parse_value(name: str, text: str, kind: type) -> object:
             raise UsageError(f"{name} must be on or off, not {text!r}")
         return text == "on"
     if kind is tuple:
-        return tuple(text.split(";"))
+        return tuple(shlex.split(text)) if text.startswith('"') and text.count('"') % 2 == 0 else tuple(text.split(";"))
     if kind not in (int, float, str):
         raise UsageError(f"{name} cannot be set in a chat")
     try:

@@ -11,10 +11,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from localllm.cli.argv import suggest_name
+from localllm.cli.interactive.dropped_files import find_images
 from localllm.cli.interactive.settings import change_option, list_names, list_settings
+from localllm.cli.interactive.state_commands import (
+    CONTEXT_NAMES,
+    PARTS,
+    change_context,
+    export_conversation,
+    show_fact,
+    show_part,
+)
 from localllm.cli.open_model import check_thinking
 from localllm.cli.terminal.output import is_terminal, print_dim, say, say_dim
-from localllm.cli.terminal.render import count_noun, format_facts, format_sessions, get_file_stem
+from localllm.cli.terminal.render import format_sessions, get_file_stem
 from localllm.cli.terminal.stream_renderer import get_width
 from localllm.errors import UsageError
 from localllm.files.text_file import decode_with_replacement, strip_line_break
@@ -29,12 +38,10 @@ if TYPE_CHECKING:
 
 EXIT_WORDS = ("bye", "quit", "exit")  # as whole lines, with or without a slash
 COUNTERPARTS = {  # of other programs' commands
-    "/export": "/write FILE writes the last answer, /save NAME the conversation",
     "/list": "/sessions lists the conversations, `localllm list` the models",
-    "/context": "/show prints the context in use",
     "/regen": "/retry generates another answer",
-    "/?": "/help lists the commands",
 }
+SAME = {"/?": "/help"}  # other names of commands
 KEYS = {
     "Ctrl-C": "stop the answer; the text so far is kept",
     "Ctrl-Z": "suspend; fg resumes",
@@ -46,6 +53,9 @@ KEYS = {
     "Ctrl-D": "leave",
 }
 CODE = "code"
+SWITCHES = {  # of Ollama's /set: the command that does it, and its argument
+    "verbose": ("/stats", "on"), "quiet": ("/stats", "off"), "think": ("/think", "on"), "nothink": ("/think", "off"),
+}  # fmt: skip
 # Programs that copy stdin to the clipboard, with the environment variable that each needs.
 CLIPBOARDS = (
     ("", ["pbcopy"]), ("WAYLAND_DISPLAY", ["wl-copy"]), ("DISPLAY", ["xclip", "-selection", "clipboard"]),
@@ -63,10 +73,11 @@ class CommandTools:
     """The functions that slash commands use, in addition to the conversation.
 
     Attributes:
-        open: opens a model by name.  edit: lets the user change a text; returns None if cancelled.
+        open: opens a model by name, "" for the current one, with a context if one is given.
+        edit: lets the user change a text; returns None if cancelled.
     """
 
-    open: "Callable[[str], Model]"
+    open: "Callable[..., Model]"
     edit: Callable[[str], str | None]
 
 
@@ -93,7 +104,10 @@ def execute(conversation: "TerminalConversation", text: str, tools: CommandTools
     if not text.startswith("/"):
         return False
     name, _, argument = text.strip().partition(" ")
+    name = SAME.get(name, name)
     if name not in COMMANDS:
+        if find_images(text).paths:
+            return False
         hint = COUNTERPARTS.get(name) or suggest_name(name, [each for each in COMMANDS if each != "/clear"])
         general_hint = "/help lists the commands; put a space before a text that begins with a slash"
         raise UsageError(f"unknown command {name}; {hint or general_hint}")
@@ -221,6 +235,15 @@ def list_branches(conversation: "TerminalConversation") -> list[str]:
 
 def set_option(conversation: "TerminalConversation", argument: str, tools: CommandTools) -> None:
     name, _, value = require_argument(argument, "/set OPTION VALUE").partition(" ")
+    if name == "parameter":  # of Ollama, as are those below
+        name, _, value = require_argument(value.strip(), "/set parameter NAME VALUE").partition(" ")
+    if name == "system":
+        return set_system(conversation, value.strip().strip('"').strip(), tools)
+    if name in SWITCHES and (name != "think" or not value.strip()):
+        command, choice = SWITCHES[name]
+        return COMMANDS[command].run(conversation, value.strip() or choice, tools)
+    if name.lstrip("-").replace("-", "_") in CONTEXT_NAMES:
+        return set_context(conversation, require_argument(value.strip(), f"/set {name} VALUE"), tools)
     before = conversation.options.think
     conversation.set(change_option(conversation.options, name, value.strip()))
     if conversation.options.think != before:
@@ -249,12 +272,23 @@ def lora(conversation: "TerminalConversation", argument: str, tools: CommandTool
     show_fact("adapters", ", ".join(f"{name} {scale:g}" for name, scale in scales.items()))
 
 
+def set_context(conversation: "TerminalConversation", argument: str, tools: CommandTools) -> None:
+    change_context(conversation, argument, lambda count: tools.open("", context=count))
+
+
+def export(conversation: "TerminalConversation", argument: str, tools: CommandTools) -> None:
+    export_conversation(conversation, require_argument(argument, "/export FILE.md"))
+
+
 def show_state(conversation: "TerminalConversation", argument: str, tools: CommandTools) -> None:
+    if argument == "parameters":
+        return show_options(conversation)
+    if argument:
+        return show_part(conversation, argument)
     model = conversation.model
     show_session(conversation)
     show_fact("model", f"{model.name or get_file_stem(model.path)} · {model.file_type} · {model.path}")
-    of = f" of {model.context}" if model.context else ""
-    show_fact("context", f"{conversation.used}{of} tokens, in {count_noun(len(conversation.lines), 'message')}")
+    set_context(conversation, "", tools)
     if model.session.system is not None:
         show_fact("system", shorten(model.session.system))
     if conversation.images:
@@ -272,10 +306,6 @@ def show_options(conversation: "TerminalConversation") -> None:
 def show_session(conversation: "TerminalConversation") -> None:
     if conversation.file:
         show_fact("session", f"{conversation.name} · {len(conversation.lines)} messages")
-
-
-def show_fact(name: str, text: str) -> None:
-    print_dim("\n".join(format_facts([(name, text)], label=10)))
 
 
 def set_stats(conversation: "TerminalConversation", argument: str, tools: CommandTools) -> None:
@@ -398,7 +428,11 @@ COMMANDS = {
                        switch_branch, list_branches),
     "/set": ChatCommand("NAME VALUE", "change an option: /set temperature 0.2, /set seed default", set_option,
                     lambda conversation: list_names(conversation.options)),
-    "/show": ChatCommand("", "show the model, context, session and options", show_state),
+    "/show": ChatCommand("PART", "show the model, context, session and options; PART: " + ", ".join(PARTS), show_state,
+                     lambda conversation: PARTS),
+    "/context": ChatCommand("N", "set the context, in tokens, which opens the model again; without N, show its use",
+                        set_context),
+    "/export": ChatCommand("FILE", "write the conversation to a new Markdown file", export, None),
     "/stats": ChatCommand("on|off", "show tokens per second and context in use after every answer", set_stats,
                       lambda conversation: ("on", "off")),
     "/think": ChatCommand("CHOICE", "on, off, auto: whether the model thinks; hide, show: whether thinking is shown",

@@ -19,11 +19,13 @@ def offer_models(incomplete: str) -> Words:
 
     Names with a colon are omitted, since bash begins a new word at it.
     """
+    from localllm.files.models_folder import get_created_path, list_created_names
     from localllm.files.settings import load_settings
     from localllm.services.hub.catalogue import list_models_on_disk
 
-    names = {model.name: str(model.path) for model in list_models_on_disk() if ":" not in model.name}
-    return sorted((names | dict(load_settings().aliases)).items())
+    names = {name: str(get_created_path(name)) for name in list_created_names()}
+    names |= {model.name: str(model.path) for model in list_models_on_disk()} | dict(load_settings().aliases)
+    return sorted((name, about) for name, about in names.items() if ":" not in name)
 
 
 def offer_known_models(incomplete: str) -> Words:

@@ -54,6 +54,7 @@ class OutputGroup:
     choices_given: Choices = None
     as_json: shared.AsJson = False
     stats: bool = option("--stats", "Print timings to stderr.")
+    plain: shared.Plain = False
     receipt: str | None = option(
         "--receipt", "Write a receipt, so that `localllm replay` can reproduce the answer.", "FILE"
     )

@@ -91,7 +91,18 @@ Threads = Annotated[
     ),
 ]
 NoCache = Annotated[bool, option("--no-cache", "Neither use nor update the prefix cache (see `localllm cache`).")]
+Plain = Annotated[bool, option("--plain", "Print for screen readers: no cursor movement, no colours, states in words.")]
 Force = Annotated[bool, option("--force", "Overwrite the output even if it is a file of another type.")]
+Memory = Annotated[
+    int | None,
+    option(
+        "--memory",
+        "Memory for the model on the CPU, in serve for all models, e.g. 8G; the rest is read from the disk as it is "
+        "needed.  [default: what is free]",
+        "SIZE",
+        parser=parse_size,
+    ),
+]
 Device = Annotated[
     str,
     option(
@@ -268,13 +279,7 @@ class EngineGroup:
     cache: CacheGroup
     rope: RopeGroup
     adapters: AdapterGroup
-    memory: int | None = option(
-        "--memory",
-        "Memory for the model on the CPU, in serve for all models, e.g. 8G; the rest is read from the disk as "
-        "it is needed.  [default: what is free]",
-        "SIZE",
-        parser=parse_size,
-    )
+    memory: Memory = None
 
     def to_options(self, progress: "Progress", on_upload: "Progress") -> "EngineOptions":
         from localllm.engine.options import EngineOptions, parse_gpu_layers  # not needed for --help

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
@@ -23,8 +23,9 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.key_binding.bindings.search import accept_search_and_accept_input
 from prompt_toolkit.output import DummyOutput, Output, create_output
 
-from localllm.cli.terminal.output import exit_on_signals, has_colour, is_dumb, is_terminal, make_printable
+from localllm.cli.terminal.output import exit_on_signals, has_colour, is_plain, is_terminal, make_printable
 from localllm.cli.terminal.stream_renderer import measure_width
+from localllm.cli.terminal.type_ahead import switch_pastes
 from localllm.errors import LocalllmError
 from localllm.files.safe_file import SafeFile, create_private_folder
 from localllm.system.files import get_user_folder, open_file
@@ -34,6 +35,8 @@ from localllm.system.terminal import echoes_keys, is_silent, use_raw_keys
 QUOTES = '"""'
 Complete = Callable[[str], Iterable[tuple[str, int]]]  # line up to the cursor -> (completion, its start in the line)
 ENDS, ERASE, ERASE_LINE, ERASE_WORD, END_KEY, ESCAPE = "\r\n", "\x7f\b", "\x15", "\x17", "\x04", "\x1b"  # keys
+PASTE_MARKS = {"\x1b[200~": True, "\x1b[201~": False}  # bracketed paste: whether pasted text follows
+ARROWS = {"\x1b[A": 1, "\x1bOA": 1, "\x1b[B": -1, "\x1bOB": -1}  # up and down: steps in the history, latest first
 BYTES = 65536  # maximum bytes of one read
 PASTE_GAP = (
     0.05  # seconds without a key after which a line break counts as typed, and an escape key as a key of its own
@@ -105,10 +108,12 @@ class LineCompleter(Completer):
 
 
 class PlainLineEditor:
-    """A line editor for a terminal without escape sequences, which reads whole lines."""
+    """A line editor for plain output, which reads whole lines and draws nothing again."""
 
-    def __init__(self) -> None:
-        self._lines = RawLineReader()
+    def __init__(self, complete: Complete = lambda line: ()) -> None:
+        self._history = FileHistory()
+        self._entries = [*self._history.load_history_strings()]  # latest first
+        self._lines = RawLineReader(complete, self._entries)
 
     def read(self, text: str = "") -> str:
         """Read one input, as LineEditor.read does; `text` is printed, and returned if the line is empty."""
@@ -121,12 +126,16 @@ class PlainLineEditor:
                 raise EOFError
             goes_on = line.endswith("\\\n")
             lines.append(line.rstrip("\n").removesuffix("\\") if goes_on else line.rstrip("\n"))
-            if not line or (not goes_on and not has_open_quotes("\n".join(lines))):
-                return strip_quotes("\n".join(lines)) or text
+            entry = "\n".join(lines)
+            if not line or (not goes_on and not has_open_quotes(entry)):
+                if entry.strip() and entry not in self._entries[:1]:
+                    self._entries.insert(0, entry)
+                    self._history.store_string(entry)
+                return strip_quotes(entry) or text
 
 
 def make_editor(complete: Complete) -> LineEditor | PlainLineEditor:
-    return PlainLineEditor() if is_dumb() else LineEditor(complete)
+    return PlainLineEditor(complete) if is_plain() else LineEditor(complete)
 
 
 def format_prompt() -> AnyFormattedText:
@@ -193,16 +202,20 @@ def handle_enter(buffer: Buffer) -> None:
         buffer.validate_and_handle()
 
 
-# ---- a terminal without escape sequences
+# ---- plain output
 
 
 class RawLineReader:
     """A line editor like the terminal's own, without its limit of 4095 bytes per line.
 
-    Lines that arrive together, as pasted text does, are one input. Lines typed before the prompt stay separate.
+    A pasted text, or lines that arrive together, are one input. Lines typed before the prompt stay separate. What an
+    arrow key finds in the history, and what Tab cannot complete alone, is printed on new lines.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, complete: Complete = lambda line: (), entries: Sequence[str] = ()) -> None:
+        """Create a reader; entries: the history, latest first."""
+        self._complete, self._entries, self._place, self._draft = complete, entries, -1, ""  # -1: what was typed
+        self._prompt, self._is_pasting = "", False
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._waiting, self._last = "", ""  # keys typed after the line, and the last key
         self._sequence, self._typed_ahead = (
@@ -214,11 +227,13 @@ class RawLineReader:
         """Read one input with its line break; "" at the end of input. Raises KeyboardInterrupt."""
         typed: list[str] = []
         echoes = echoes_keys(sys.stdin)
+        self._prompt, self._place, self._is_pasting = prompt, -1, False
 
         def show_prompt() -> None:
-            print(prompt + (format_displayed("".join(typed)) if echoes else ""), end="", file=sys.stderr, flush=True)
+            switch_pastes(True)
+            write_stderr(prompt + (format_displayed("".join(typed)) if echoes else ""))
 
-        with use_raw_keys(sys.stdin, come_back=show_prompt) as can:
+        with use_raw_keys(sys.stdin, lambda: switch_pastes(False), show_prompt) as can:
             self._typed_ahead = can and (bool(self._waiting) or not is_silent(sys.stdin, 0))
             if self._typed_ahead:
                 self._wait_for_keys()
@@ -230,6 +245,8 @@ class RawLineReader:
             except KeyboardInterrupt:
                 write_stderr("\n")
                 raise
+            finally:
+                switch_pastes(False)
 
     def _edit(self, typed: list[str], echo: Callable[[str], None]) -> str:
         """Read keys until the input ends; return it. `typed` always has the keys so far."""
@@ -237,14 +254,16 @@ class RawLineReader:
             keys, self._waiting = self._waiting, ""
             for index, key in enumerate(keys):
                 previous_key, self._last = self._last, key
-                if self._is_in_sequence(key):
+                if sequence := self._collect_sequence(key):
+                    self._follow(sequence, typed, echo)
                     continue
                 if key in ENDS:
                     if key == "\n" and previous_key == "\r":
                         continue
                     echo("\n")
                     rest = keys[index + 1 :].removeprefix("\n" if key == "\r" else "")
-                    if self._typed_ahead or not (rest or not is_silent(sys.stdin, PASTE_GAP)):
+                    is_alone = self._typed_ahead or not (rest or not is_silent(sys.stdin, PASTE_GAP))
+                    if is_alone and not self._is_pasting:
                         self._waiting = keys[index + 1 :]
                         return "".join(typed) + "\n"
                     typed.append("\n")
@@ -258,22 +277,52 @@ class RawLineReader:
                 elif key == END_KEY and not typed:
                     self._waiting = keys[index + 1 :]
                     return ""
+                elif key == "\t" and index == len(keys) - 1 and not self._is_pasting and self._offer(typed, echo):
+                    continue
                 elif category(key) != "Cc" or key == "\t":
                     typed.append(key)
                     echo(format_displayed(key))
             self._typed_ahead = False
         return "".join(typed)
 
-    def _is_in_sequence(self, key: str) -> bool:
-        """Return whether a key belongs to an escape sequence, such as an arrow key's."""
+    def _collect_sequence(self, key: str) -> str:
+        """Return the escape sequence so far that a key belongs to, such as an arrow key's; "" for other keys."""
         if self._sequence == ESCAPE and key in ENDS + ERASE:
             self._sequence = ""
         if not self._sequence and key != ESCAPE:
-            return False
-        self._sequence += key
-        if SEQUENCE.fullmatch(self._sequence) or len(self._sequence) > MAX_SEQUENCE:
+            return ""
+        sequence = self._sequence = self._sequence + key
+        if SEQUENCE.fullmatch(sequence) or len(sequence) > MAX_SEQUENCE:
             self._sequence = ""
-        return True
+        return sequence
+
+    def _follow(self, sequence: str, typed: list[str], echo: Callable[[str], None]) -> None:
+        """Obey a key's escape sequence: the marks of pasted text, and the arrow keys for the history."""
+        if sequence in PASTE_MARKS:
+            self._is_pasting = PASTE_MARKS[sequence]
+        place = self._place + ARROWS.get(sequence, 0)
+        if place == self._place or not -1 <= place < len(self._entries):
+            return
+        if self._place < 0:
+            self._draft = "".join(typed)
+        self._place = place
+        typed[:] = self._entries[place] if place >= 0 else self._draft
+        self._show_again("", typed, echo)
+
+    def _offer(self, typed: list[str], echo: Callable[[str], None]) -> bool:
+        """Complete the line as far as all completions agree, or list them; return whether there are any."""
+        document = Document("".join(typed))
+        offers = [*LineCompleter(self._complete).get_completions(document, CompleteEvent(completion_requested=True))]
+        if suffix := get_common_complete_suffix(document, offers):
+            typed += suffix
+            echo(format_displayed(suffix))
+        elif len(offers) > 1:
+            self._show_again("  ".join(offer.text for offer in offers) + "\n", typed, echo)
+        return bool(offers)
+
+    def _show_again(self, text: str, typed: list[str], echo: Callable[[str], None]) -> None:
+        """Print a text, the prompt and the line on new lines."""
+        echo(f"\n{text}{self._prompt}{format_displayed(''.join(typed))}")
 
     def _wait_for_keys(self) -> bool:
         """Wait for keys; return whether there are any."""

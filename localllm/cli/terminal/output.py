@@ -14,8 +14,10 @@ from typing import BinaryIO, NoReturn, Self, TextIO
 from localllm.system.processes import handle_termination, restore_termination
 from localllm.system.terminal import is_console, is_silent, restore_terminal, supports_escapes
 
-HINT_SECONDS = 2.0  # seconds before a hint about missing input, and before the first progress line on a dumb terminal
-UPDATE_SECONDS = 10.0  # seconds between two progress lines on a dumb terminal
+HINT_SECONDS = 2.0  # seconds before a hint about missing input, and before the first progress line of plain output
+UPDATE_SECONDS = 10.0  # seconds between two progress lines of plain output
+PLAIN = "LOCALLLM_PLAIN"  # the variable of --plain, for commands without that option, too
+_is_plain = False  # whether --plain was given
 # Replaced by U+FFFD: C0 and C1 controls except tab and newline, DEL, line separators, and marks that change the text
 # direction.
 _HARMFUL = [*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
@@ -105,12 +107,24 @@ def wrap_line(line: str, stream: TextIO | None) -> str:
 
 
 def is_dumb() -> bool:
+    """Return whether the terminal does not interpret escape sequences."""
     return os.environ.get("TERM") in ("dumb", "unknown") or not supports_escapes(sys.stdout, sys.stderr)
+
+
+def set_plain(is_on: bool) -> None:
+    """Print plain text from now on, as --plain requests."""
+    global _is_plain
+    _is_plain = is_on
+
+
+def is_plain() -> bool:
+    """Return whether to print plain text: no cursor movement, no colours, and states in words."""
+    return _is_plain or os.environ.get(PLAIN, "").lower() in ("1", "true", "yes", "on") or is_dumb()
 
 
 def has_colour() -> bool:
     """Return whether to use colours on a terminal, by TERM and no-color.org; an empty NO_COLOR has no effect."""
-    return not os.environ.get("NO_COLOR") and not is_dumb()
+    return not os.environ.get("NO_COLOR") and not is_plain()
 
 
 def add_attribute(text: str, code: str) -> str:
@@ -124,6 +138,8 @@ def format_heading(name: str) -> str:
 
 
 def say_dim(line: str) -> None:
+    if is_plain():
+        line = line.replace(" · ", ", ")  # screen readers read the dot out
     print_dim(wrap_line(join_lines(line), sys.stderr))
 
 
@@ -166,18 +182,18 @@ def print_dim_inline(text: str) -> None:
 class ProgressLine:
     """A line on stderr that is overwritten, and removed at the end; a context manager.
 
-    A terminal without escape sequences gets a new line from time to time; a file gets none.
+    Plain output gets a new line from time to time; a file gets none.
     """
 
     def __init__(self) -> None:
         self._shown = ""
-        self._next = 0.0  # time of the next line on a terminal without escape sequences; 0: none shown yet
+        self._next = 0.0  # time of the next line of plain output; 0: none shown yet
 
     def show(self, text: str) -> None:
         """Show the text, truncated to the terminal's width."""
         if not is_terminal(sys.stderr):
             return
-        if is_dumb():
+        if is_plain():
             self._next = self._next or monotonic() + HINT_SECONDS
             if monotonic() >= self._next:
                 self._next = monotonic() + UPDATE_SECONDS

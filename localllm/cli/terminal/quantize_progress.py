@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
-from localllm.cli.terminal.output import ProgressLine, exit_on_signals, is_dumb, is_terminal, say, write
+from localllm.cli.terminal.output import ProgressLine, exit_on_signals, is_plain, is_terminal, say, write
 from localllm.cli.terminal.render import format_duration, format_size, to_one_line
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class StageProgress:
         """Set up the display; line: shows the progress of compiling."""
         self._stages, self._line = StageEstimator(shares), line
         self._display: _ProgressBar | _ProgressLog = (
-            _ProgressBar(line) if is_terminal(sys.stderr) and not is_dumb() else _ProgressLog()
+            _ProgressBar(line) if is_terminal(sys.stderr) and not is_plain() else _ProgressLog()
         )
 
     def __enter__(self) -> "OnStage":

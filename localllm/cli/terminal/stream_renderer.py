@@ -32,11 +32,14 @@ class AnswerPage(Protocol):
         """End the answer; further output begins on a new line."""
 
 
-def make_page(markdown: bool = False) -> AnswerPage:
-    """Create a renderer that suits stdout; markdown: render Markdown if the terminal can."""
+def make_page(markdown: bool = False, names_answer: bool = False) -> AnswerPage:
+    """Create a renderer that suits stdout.
+
+    markdown: render Markdown if the terminal can.  names_answer: see WrappedPage.
+    """
     if not terminal.is_terminal(sys.stdout):
         return PlainPage()
-    return MarkdownPage() if markdown and not terminal.is_dumb() else WrappedPage()
+    return MarkdownPage() if markdown and not terminal.is_plain() else WrappedPage(names_answer=names_answer)
 
 
 def get_width() -> int:
@@ -53,12 +56,19 @@ class PlainPage:
 
 
 class WrappedPage:
-    """Wraps at words; shows reasoning dim, or under a heading without colours, followed by an empty line."""
+    """Wraps at words; shows reasoning dim, or under a heading without colours, followed by an empty line.
 
-    def __init__(self, width: Callable[[], int] = get_width):
+    names_answer: without colours, an answer without reasoning has a heading, too.
+    """
+
+    def __init__(self, width: Callable[[], int] = get_width, names_answer: bool = False):
         self._width, self._wrapper, self._was_thought, self._has_begun = width, WordWrapper(width), False, False
+        self._needs_name = names_answer
 
     def push(self, text: str, is_thought: bool = False) -> None:
+        if self._needs_name and not is_thought:
+            terminal.write(terminal.format_heading("answer"))
+        self._needs_name = False
         if self._was_thought and not is_thought:
             self.end()
             terminal.write("\n" + terminal.format_heading("answer"))

@@ -18,6 +18,14 @@ PASTES, NO_PASTES = (
 _is_held = False  # whether keys are held back
 
 
+def switch_pastes(is_on: bool) -> None:
+    """Ask the terminal to mark pasted text, or to stop that; do nothing if it has no escape sequences."""
+    screen = next((stream for stream in (sys.stderr, sys.stdout) if is_terminal(stream)), None)
+    if screen is not None and not is_dumb():
+        with suppress(OSError):  # the terminal is gone
+            print(PASTES if is_on else NO_PASTES, end="", file=screen, flush=True)
+
+
 @contextmanager
 def hold_keys() -> Iterator[None]:
     """Hold back keys within the block; pasted text of several lines stays one input. Nested blocks do nothing."""
@@ -25,20 +33,13 @@ def hold_keys() -> Iterator[None]:
     if _is_held:
         yield
         return
-    screen = next((stream for stream in (sys.stderr, sys.stdout) if is_terminal(stream)), None)
-
-    def send_sequence(sign: str) -> None:
-        if screen is not None and not is_dumb():
-            with suppress(OSError):  # the terminal is gone
-                print(sign, end="", file=screen, flush=True)
-
-    with use_raw_keys(sys.stdin, lambda: send_sequence(NO_PASTES), lambda: send_sequence(PASTES)) as can:
+    with use_raw_keys(sys.stdin, lambda: switch_pastes(False), lambda: switch_pastes(True)) as can:
         try:
             _is_held = True
             if can:
-                send_sequence(PASTES)
+                switch_pastes(True)
             yield
         finally:
             _is_held = False
             if can:
-                send_sequence(NO_PASTES)
+                switch_pastes(False)

@@ -7,7 +7,7 @@ import numpy as np
 
 from localllm.arch.layer_state import LatentState, PagedState, Recurrent, State
 from localllm.engine.cpu.lowering import CpuTarget
-from localllm.engine.cpu.program import CpuProgram, TapeThreads, compile_program
+from localllm.engine.cpu.program import CpuProgram, RunnerFactory, TapeThreads, compile_program
 from localllm.engine.lower.header import RunHeader, SequenceSpan
 from localllm.engine.lower.steps import StepMemory, locate_stream
 from localllm.engine.lower.tape import Buffer, KernelStep, Tape, compute_row_bytes
@@ -25,6 +25,7 @@ from localllm.kernels.build.library import KernelLibrary
 
 if TYPE_CHECKING:
     from localllm.engine.cpu.weight_stream import WeightStorage
+    from localllm.engine.hooks import HookedOperations, HookPoints, LayerHook
 
 
 class CpuBackend:
@@ -35,9 +36,11 @@ class CpuBackend:
     def __init__(
         self, operations: list[Operation], states: Sequence[State], context: int, options: EngineOptions,
         encoding: Sequence[Operation] = (), rows: Callable[[bool], ImageRowOperations | None] | None = None,
-        storage: "WeightStorage | None" = None,
+        storage: "WeightStorage | None" = None, hooks: "Callable[[bool], HookedOperations] | None" = None,
     ):  # fmt: skip
         """Compile the operations. Raises ModelError, MemoryLimitError, LocalllmError.
+
+        encoding: operations of an encoder. rows, hooks: as in TracedModel. storage: as in compile_program.
 
         encoding: operations of an encoder. rows: as in TracedModel. storage: as for compile_program.
         """
@@ -56,6 +59,8 @@ class CpuBackend:
         self.kernel_limits = program.kernel_limits
         self._rows, self._places, self._options = rows, places, options
         self._row_programs: dict[bool, ImageRowProgram] = {}
+        self._hooks = hooks
+        self._hooked: dict[bool, tuple[HookPoints, CpuProgram]] = {}  # by `with_attention`
         if encoding:
             places = StepMemory(self._cache, layout, RunHeader(max(BATCH, context)))
             encoder = compile_program(encoding, places, options.thread_count, options.progress)
@@ -63,8 +68,11 @@ class CpuBackend:
 
     def run(self, spans: Sequence[SequenceSpan], precise: bool) -> np.ndarray:
         if (image := spans[0].seen) is None:
-            return self._run(spans, precise)
+            hooks = [span.hook for span in spans if span.hook]
+            return self._run_hooked(spans, precise, hooks) if hooks else self._run(spans, precise)
         (span,) = spans
+        if span.hook:
+            raise UnsupportedError("hidden states of images cannot be read: leave the images out")
         return self._build_row_program(image.is_whole).run(span, precise)
 
     def _build_row_program(self, is_whole: bool) -> "ImageRowProgram":
@@ -76,6 +84,27 @@ class CpuBackend:
             self._row_programs[is_whole] = ImageRowProgram(operations, self._places, self._options)
         return self._row_programs[is_whole]
 
+    def _run_hooked(self, spans: Sequence[SequenceSpan], precise: bool, hooks: "Sequence[LayerHook]") -> np.ndarray:
+        points, program = self._build_hooked_program(any(hook.attention_layer is not None for hook in hooks))
+        points.spans = spans
+        try:
+            return program.run(spans, precise)
+        finally:
+            points.spans = ()
+
+    def _build_hooked_program(self, with_attention: bool) -> "tuple[HookPoints, CpuProgram]":
+        """Return the program that calls hooks, which is compiled on first use."""
+        if with_attention not in self._hooked:
+            if self._hooks is None:
+                raise UnsupportedError("hidden states of this model cannot be read")
+            operations, points = self._hooks(with_attention)
+            self._hooked[with_attention] = points, self.compile_second(operations, points.make_runner)
+        return self._hooked[with_attention]
+
+    def get_hook_points(self, with_attention: bool) -> "HookPoints":
+        """Return the points at which hooks are called. Raises UnsupportedError, LocalllmError."""
+        return self._build_hooked_program(with_attention)[0]
+
     def encode(self, spans: Sequence[SequenceSpan], precise: bool) -> None:
         self._programs[1].run(spans, precise)
 
@@ -86,11 +115,15 @@ class CpuBackend:
         self._programs[0].close()
         self._programs[0], self._run = program, program.run
 
-    def compile_second(self, operations: list[Operation]) -> CpuProgram:
-        """Compile a second program over the same cache, which `close` closes, too. Raises LocalllmError."""
-        places = self._places._replace(header=RunHeader())
-        self._programs.append(compile_program(operations, places, self._options.thread_count, self._options.progress))
-        return self._programs[-1]
+    def compile_second(self, operations: list[Operation], make_runner: RunnerFactory | None = None) -> CpuProgram:
+        """Compile a second program over the same cache, which `close` closes, too. Raises LocalllmError.
+
+        make_runner: see compile_program.
+        """
+        places, options = self._places._replace(header=RunHeader()), self._options
+        program = compile_program(operations, places, options.thread_count, options.progress, make_runner=make_runner)
+        self._programs.append(program)
+        return program
 
     def get_disk_statistics(self) -> dict[str, float]:
         """Return the statistics of CpuProgram.get_disk_statistics."""

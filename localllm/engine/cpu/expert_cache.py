@@ -16,10 +16,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from localllm.engine.cpu.read_ahead import BLOCK, Locate, Read, ReadAhead, ReadRequest, list_reads, round_to_blocks
+from localllm.engine.cpu.read_ahead import Locate, Read, ReadAhead, ReadRequest, list_reads, round_to_blocks
 from localllm.engine.lower.tape import Buffer, KernelStep
 from localllm.errors import MemoryLimitError
 from localllm.kernels.table import EXPERT
+from localllm.system.direct_reads import BLOCK
 from localllm.system.memory import MemoryRegion
 
 MAX_GUESSED_TOKENS = 4  # in a run; the choices of more tokens are not guessed one by one
@@ -47,7 +48,7 @@ class ExpertStack:
         """Reserve addresses, and replace the stack by one there. Raises MemoryLimitError."""
         size = self.offset % BLOCK + self.stride * (len(self.view) - 1) + self.nbytes
         try:
-            self._region = MemoryRegion(round_to_blocks(size))
+            self._region = MemoryRegion(round_to_blocks(size), whole=False)
         except (OSError, ValueError, OverflowError):
             raise MemoryLimitError(f"the addresses of {size / 1e9:.2f} GB of experts cannot be reserved") from None
         self._memory = np.frombuffer(memoryview(self._region.buffer), np.uint8)
@@ -56,10 +57,14 @@ class ExpertStack:
         self.step.arguments["weights"] = moved
 
     def list_reads(self, number: int) -> Iterator[Read]:
-        """Yield the reads of an expert's matrix."""
+        """Return the reads of an expert's matrix. Raises MemoryLimitError."""
         start = self.offset % BLOCK + number * self.stride
-        memory = self._memory[start - start % BLOCK : round_to_blocks(start + self.nbytes)]
-        return list_reads(self.path, self.offset + number * self.stride, self.nbytes, memory)
+        first, end = start - start % BLOCK, round_to_blocks(start + self.nbytes)
+        try:
+            self._region.use(first, end)
+        except OSError:  # on Windows; other systems need no commitment
+            raise MemoryLimitError("no memory is left for an expert: close programs, or lower --memory") from None
+        return list_reads(self.path, self.offset + number * self.stride, self.nbytes, self._memory[first:end])
 
     def give_back(self, number: int) -> None:
         """Release the memory of an expert, but for blocks that it shares with its neighbours."""
@@ -137,45 +142,70 @@ class ExpertCache:
     def __init__(self, mixtures: Sequence[Mixture], budget: int, ahead: ReadAhead):
         """Divide `budget` bytes among the experts of all mixtures, in the order of the tape."""
         self._free, self._point, self._ahead = budget, 1.0, ahead
+        self._whole = self._budget = budget
+        self._least = max((each.experts * each.nbytes for each in mixtures), default=0)
+        self._used = set[tuple[Mixture, int]]()  # experts that must stay
         self._growth = 2 ** (1 / (HALF_LIFE * max(len(mixtures), 1)))
         self._following = dict(pairwise(mixtures))
         self.mixtures, self.hits, self.misses = mixtures, 0, 0
 
     def request(self, mixture: Mixture) -> None:
         """Request the chosen experts that the cache lacks, and then those that the next mixture may choose."""
-        chosen, unread = mixture.read_chosen_experts(), self._ahead.withdraw_guesses()
-        for number in {request.key for request in unread} - set(chosen.tolist()):
-            self._release(mixture, number)
+        chosen, (withdrawn, partial) = mixture.read_chosen_experts(), self._ahead.withdraw_guesses()
+        needed = {(mixture, number) for number in chosen.tolist()}
+        for owner, number in {request.key for request in withdrawn if request.key} - needed - partial:
+            self._release(owner, number)
         missing = chosen[~mixture.is_cached[chosen]]
         self.hits, self.misses = self.hits + len(chosen) - len(missing), self.misses + len(missing)
         self._point *= self._growth  # in place of a decay of all points
         mixture.points[chosen] += self._point
-        self._make_room(len(missing) * mixture.nbytes, {mixture: chosen})
-        of_chosen = {request.key for request in unread} & set(chosen.tolist())
-        requests = [request for request in unread if request.key in of_chosen]
-        self._ahead.request([*requests, *self._list_requests(mixture, missing)])
+        self._used = needed | partial
+        self._make_room(len(missing) * mixture.nbytes)
+        urgent = [request for request in withdrawn if request.key in needed]
+        self._ahead.request([*urgent, *self._list_requests(mixture, missing)])
+        # The memory of an expert that is partly read cannot be released, so its other reads follow.
+        self._ahead.request((each for each in withdrawn if each.key in partial - needed), is_guess=True)
         following = self._following.get(mixture)
         if following and following.router and mixture.router:
-            self._guess(following, following.router.guess(mixture.router), {mixture: chosen})
+            self._guess(following, following.router.guess(mixture.router))
 
-    def _guess(self, mixture: Mixture, numbers: np.ndarray, used: dict[Mixture, np.ndarray]) -> None:
+    def shrink(self, nbytes: int) -> int:
+        """Release experts of at most `nbytes` bytes, but none that the current layer uses; return the bytes released.
+
+        The largest layer's experts must fit, since a long prompt may need all of them.
+        """
+        nbytes = max(min(nbytes, self._budget - self._least), 0)
+        self._budget -= nbytes
+        if nbytes:
+            self._make_room(nbytes)
+        return nbytes
+
+    def grow(self, nbytes: int) -> int:
+        """Take at most `nbytes` bytes more, up to what it had at first; return how many."""
+        nbytes = min(nbytes, self._whole - self._budget)
+        self._free, self._budget = self._free + nbytes, self._budget + nbytes
+        return nbytes
+
+    def _guess(self, mixture: Mixture, numbers: np.ndarray) -> None:
         """Read experts that may be chosen next, where there is room without those that are used."""
+        self._used |= {(mixture, number) for number in numbers.tolist()}
         missing = numbers[~mixture.is_cached[numbers]]
-        if self._make_room(len(missing) * mixture.nbytes, used | {mixture: numbers}):
+        if self._make_room(len(missing) * mixture.nbytes):
             self._ahead.request(self._list_requests(mixture, missing), is_guess=True)
         else:
             self._free += len(missing) * mixture.nbytes
 
     def _list_requests(self, mixture: Mixture, numbers: np.ndarray) -> list[ReadRequest]:
-        mixture.is_cached[numbers] = True
-        return [
-            ReadRequest(mixture.left, index, read, number)
+        requests = [
+            ReadRequest(mixture.left, index, read, (mixture, number))
             for index, stack in enumerate(mixture.stacks)
             for number in numbers.tolist()
             for read in stack.list_reads(number)
         ]
+        mixture.is_cached[numbers] = True
+        return requests
 
-    def _make_room(self, nbytes: int, used: dict[Mixture, np.ndarray]) -> bool:
+    def _make_room(self, nbytes: int) -> bool:
         """Take `nbytes` bytes, and release the experts with the fewest points for them, but no used ones.
 
         Return whether there was enough to release.
@@ -186,7 +216,7 @@ class ExpertCache:
         owners, numbers, points = list[Mixture](), list[int](), list[float]()
         for each in self.mixtures:
             is_free = each.is_cached.copy()
-            is_free[used.get(each, [])] = False
+            is_free[[number for owner, number in self._used if owner is each]] = False
             cached = np.flatnonzero(is_free)
             owners += [each] * len(cached)
             numbers += cached.tolist()

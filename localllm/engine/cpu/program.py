@@ -4,14 +4,15 @@ import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from localllm.arch.layer_state import KVType, State
 from localllm.engine.cpu.kernel_variants import RunShape, VariantLoader
 from localllm.engine.cpu.lowering import CpuTarget, create_target, optimize_graph, uses_integers
+from localllm.engine.cpu.row_prefetch import RowPrefetch
 from localllm.engine.lower.header import RunHeader, SequenceSpan, TextSpan
 from localllm.engine.lower.steps import StepMemory
 from localllm.engine.lower.tape import KernelStep, Tape, slice_steps
@@ -30,7 +31,7 @@ from localllm.system.cpu import CACHE_LINE
 from localllm.system.processes import get_waiting_functions, init_waiting
 
 if TYPE_CHECKING:
-    from localllm.engine.cpu.weight_stream import WeightStorage, WeightStream
+    from localllm.engine.cpu.weight_stream import WeightStorage
 
 KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 
@@ -129,6 +130,20 @@ def allocate_aligned(size: int) -> np.ndarray:
     return memory[start : start + size // 8]
 
 
+class TapeRunner(Protocol):
+    """Runs a tape in slices of whole stages."""
+
+    def run(self) -> None:
+        """Run the tape once."""
+        ...
+
+    def get_statistics(self) -> dict[str, float]:
+        """Return what was read from the disk; empty if the system reads the weights."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class StreamingRunner:
     """Runs a tape in slices, and releases the memory of each slice's weights afterwards.
 
@@ -192,12 +207,13 @@ class CpuProgram:
     def __init__(
         self, header: RunHeader, threads: TapeThreads, vocab_size: int, loader: VariantLoader,
         memory: Sequence[ReservedMemory] = (),
-        streaming: "StreamingRunner | WeightStream | None" = None, kernel_limits: Sequence[int] = (),
+        streaming: "TapeRunner | None" = None, kernel_limits: Sequence[int] = (), tables: RowPrefetch | None = None,
     ):  # fmt: skip
         """Set what runs need.
 
-        memory: the memory of a run's buffers. streaming: runs the tape in slices.
+        memory: the memory of a run's buffers. streaming: runs the tape in slices, or None.
         """
+        self._tables = tables
         self.kernel_limits = kernel_limits
         self._memory, self._walk, self._streaming = memory, (streaming or threads).run, streaming
         self.warning, self.prepare_all = loader.library.warning, loader.prepare_all
@@ -241,6 +257,8 @@ class CpuProgram:
         """Run the tape once, which writes into `logits`, and return them."""
         tokens, wanted, _, most_precise, *_ = self._header.numbers.tolist()
         kernel_tokens, kernel_wanted = self._header.kernel_tokens.tolist()
+        if self._tables:
+            self._tables.request(tokens)
         self._loader.prepare(RunShape(tokens, wanted, kernel_tokens, kernel_wanted, most_precise))
         self._walk()
         if self._header.flaws[0]:
@@ -263,15 +281,19 @@ class CpuProgram:
         self._loader.library.close()
 
 
+RunnerFactory = Callable[[TapeThreads, Sequence[KernelStep]], TapeRunner]
+
+
 def compile_program(
     operations: Sequence[Operation], places: StepMemory, threads: int, progress: Progress | None,
-    exported: Crossing | None = None, keeps: bool = True, streams: bool = False, storage: "WeightStorage | None" = None,
+    exported: Crossing | None = None, keeps: bool = True, make_runner: RunnerFactory | None = None,
+    storage: "WeightStorage | None" = None,
 ) -> CpuProgram:  # fmt: skip
     """Compile recorded operations, of which the last computes the logits unless activations are exported.
 
-    exported: see `lower_operations`. keeps: see CpuTarget.keeps_cache. streams: release weights after each use
-    (StreamingRunner). storage: of weights that are larger than memory. progress(done, total): called while a caller
-    waits for kernels, in this call or in the first run. Raises ModelError, MemoryLimitError, LocalllmError.
+    exported: see `lower_operations`. keeps: see CpuTarget.keeps_cache. make_runner: makes what runs the tape in slices,
+    such as StreamingRunner. storage: of weights that are larger than memory. progress(done, total): called while a
+    caller waits for kernels, in this call or in the first run. Raises ModelError, MemoryLimitError, LocalllmError.
     """
     target = create_target(threads, len(places.header.ids), keeps)
     tape = Tape(lower_operations(optimize_graph(operations, target), target, places, exported=exported).all)
@@ -282,9 +304,12 @@ def compile_program(
     walkers = TapeThreads(threads, library.addresses, rows, keep=memory)
     vocab_size = operations[-1].output.columns
     of_runs = [region for region in tape.memory if isinstance(region, ReservedMemory)]
-    streaming = StreamingRunner(walkers, tape.steps) if streams else placed.make_stream(walkers) if placed else None
+    runner: TapeRunner | None = placed.make_stream(walkers) if placed else None
+    if make_runner:
+        runner = make_runner(walkers, tape.steps)
     loader, limits = VariantLoader(library, target.variants, progress), find_kernel_limits(operations, target)
-    return CpuProgram(places.header, walkers, vocab_size, loader, of_runs, streaming, limits)
+    tables = RowPrefetch(tape.steps, places.header.ids)
+    return CpuProgram(places.header, walkers, vocab_size, loader, of_runs, runner, limits, tables)
 
 
 def find_kernel_limits(operations: Sequence[Operation], target: CpuTarget) -> list[int]:

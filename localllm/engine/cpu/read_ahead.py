@@ -1,22 +1,23 @@
 """Read a file ahead of its use: slices of a tape in the order of a run, and experts as soon as they are chosen."""
 
-import os
-import sys
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from localllm.errors import LocalllmError, ModelError
+from localllm.system.direct_reads import BLOCK, DirectFile
 
-BLOCK = 4096  # bytes: offsets, sizes and addresses of reads past the cache are multiples of it
 CHUNK_BYTES = 1 << 22  # bytes of a read
+FIRST_OWN_SLOT = 1 << 20  # this slot and the next one stand for the own memory of slices that are no longer held
 READERS = 4  # reads at the same time; 8 and 16 were not faster on a virtual disk of 1.3 to 2.9 GB/s
 
 Locate = Callable[[np.ndarray], "tuple[str, int] | None"]  # the file of a view of a mapped file, and its offset
+
+Key = tuple[Any, int]  # what is read in several requests, such as an expert: its owner and index
 
 
 class Read(NamedTuple):
@@ -34,13 +35,13 @@ class Read(NamedTuple):
 class ReadRequest(NamedTuple):
     """A read for somebody who waits until left[counter], the number of such reads that are not done, is 0.
 
-    key: of the one who asked.
+    key: None for what cannot be withdrawn.
     """
 
     left: list[int]
     counter: int
     read: Read
-    key: int = 0
+    key: Key | None = None
 
 
 class Slice(NamedTuple):
@@ -50,11 +51,13 @@ class Slice(NamedTuple):
         end: index of the first step after the slice.
         reads: in the order of the file; empty without streamed or held matrices.
         slot: index of the slot that a streamed slice uses; None: the slice is held.
+        memory: where a held slice's memory begins and ends, in bytes; (0, 0) for others.
     """
 
     end: int
     reads: list[Read]
     slot: int | None
+    memory: tuple[int, int] = (0, 0)
 
 
 def list_reads(path: str, offset: int, nbytes: int, memory: np.ndarray) -> Iterator[Read]:
@@ -77,13 +80,17 @@ class ReadAhead:
         bytes_read: so far.  waited: seconds that runs waited for the disk.
     """
 
-    def __init__(self, slices: Sequence[Slice]):
-        self._slices, self._changed = slices, threading.Condition()
+    def __init__(self, slices: Sequence[Slice], free: Callable[[int, int], None] | None = None):
+        """Begin to read. free: releases the memory of a slice, from a first byte up to another."""
+        self._slices, self._changed, self._free = [*slices], threading.Condition(), free
         self._left = [len(each.reads) for each in slices]  # reads of each slice that are not done
+        self._sizes = [sum(len(read.target) for read in each.reads) for each in slices]  # in bytes
+        self._own_slot = FIRST_OWN_SLOT
         self._begun = set[int]()  # slices whose reads have begun, until their slot is released
         self._cursor, self._next_read, self._active, self._is_paused = 0, 0, 0, False
         self._urgent = deque[ReadRequest]()  # reads of experts, which a run waits for
         self._guessed = deque[ReadRequest]()  # of experts that it may need
+        self._pending, self._begun_keys = Counter[Key](), set[Key]()  # reads by key; keys with a begun one
         self._error: LocalllmError | None = None
         self.is_closed, self.bytes_read, self.waited = False, 0, 0.0
         self._threads = [threading.Thread(target=self._read_all, daemon=True) for _ in range(READERS)]
@@ -99,17 +106,24 @@ class ReadAhead:
         with self._changed:
             for request in requests:
                 request.left[request.counter] += 1
+                if request.key:
+                    self._pending[request.key] += 1
                 (self._guessed if is_guess else self._urgent).append(request)
             self._changed.notify_all()
 
-    def withdraw_guesses(self) -> list[ReadRequest]:
-        """Withdraw the guessed reads that have not begun, and return them."""
+    def withdraw_guesses(self) -> tuple[list[ReadRequest], set[Key]]:
+        """Withdraw the guessed reads that have not begun.
+
+        Returns them, and the keys that are partly read: their memory is in use, and they must be requested again.
+        """
         with self._changed:
-            withdrawn = [*self._guessed]
+            withdrawn, partial = [*self._guessed], {key for key in self._pending if key in self._begun_keys}
             self._guessed.clear()
             for request in withdrawn:
                 request.left[request.counter] -= 1
-            return withdrawn
+                if request.key:
+                    self._pending[request.key] -= 1
+            return withdrawn, partial
 
     def wait_until_read(self, left: list[int], index: int) -> None:
         """Wait until left[index] is 0. Raises ModelError if the file cannot be read."""
@@ -131,8 +145,50 @@ class ReadAhead:
                 self._changed.notify_all()
 
     def _forget(self, index: int) -> None:
+        """Discard a slice that is in memory; it is read again when its turn comes."""
+        if self._free and self._slices[index].memory[1]:
+            self._free(*self._slices[index].memory)
         self._left[index] = len(self._slices[index].reads)
         self._begun.discard(index)
+
+    def stop_holding(self, nbytes: int, position: int) -> int:
+        """Stream held slices of about `nbytes` bytes from now on; return the bytes of memory released.
+
+        A slice keeps its addresses, and has memory for the time of its use only, as two of these can at a time.
+        position: index of the slice that runs next. Those from there to the cursor are being read for this run, and
+        slices larger than all streamed ones would fill the memory again; the others are chosen from evenly, so that the
+        disk is always busy.
+        """
+        with self._changed:
+            count, sizes = len(self._slices), self._sizes
+            ahead = (self._cursor - position) % count
+            order = [(position + step) % count for step in range(ahead + 1, count)]
+            largest = max(
+                (sizes[i] for i, each in enumerate(self._slices) if each.slot is not None), default=max(sizes)
+            )
+            held = [i for i in order if self._slices[i].slot is None and not self._left[i] and 0 < sizes[i] <= largest]
+            total, released, seen = sum(sizes[index] for index in held), 0, 0
+            for index in held:
+                seen += sizes[index]
+                if released < min(nbytes * seen / total, nbytes):
+                    self._own_slot = FIRST_OWN_SLOT + (self._own_slot + 1) % 2
+                    self._slices[index] = self._slices[index]._replace(slot=self._own_slot)
+                    self._forget(index)
+                    released += sizes[index]
+            self._changed.notify_all()
+            return released
+
+    def hold_again(self, nbytes: int) -> int:
+        """Hold slices of at most `nbytes` bytes that `stop_holding` made streamed ones; return their bytes."""
+        with self._changed:
+            kept = 0
+            for index, each in enumerate(self._slices):
+                size = self._sizes[index]
+                if each.slot is not None and each.slot >= FIRST_OWN_SLOT and kept + size <= nbytes:
+                    self._slices[index] = each._replace(slot=None)
+                    kept += size
+            self._changed.notify_all()
+            return kept
 
     def restart(self) -> None:
         """Begin again with the first slice, after a run that did not end."""
@@ -142,6 +198,8 @@ class ReadAhead:
                 self._changed.wait(0.1)
             self._urgent.clear()
             self._guessed.clear()
+            self._pending.clear()
+            self._begun_keys.clear()
             for index in [*self._begun]:
                 if self._left[index] or self._slices[index].slot is not None:
                     self._forget(index)
@@ -159,21 +217,29 @@ class ReadAhead:
 
     def _read_all(self) -> None:
         """Read what comes next until the stream is closed; runs in each reader's thread."""
-        files = dict[str, int]()
+        files = dict[str, DirectFile]()
         try:
             while (found := self._claim()) is not None:
-                left, index, read, _ = found
+                left, index, read, key = found
                 error = read_part(read, files)
                 with self._changed:
                     self._active -= 1
                     self._error = self._error or error
                     left[index] -= error is None  # a failed read stays undone, and `restart` repeats it
                     self.bytes_read += len(read.target)
+                    if key and error is None:
+                        self._end_read(key)
                     if not left[index] or error or self._is_paused:
                         self._changed.notify_all()
         finally:
             for file in files.values():
-                os.close(file)
+                file.close()
+
+    def _end_read(self, key: Key) -> None:
+        self._pending[key] -= 1
+        if not self._pending[key]:
+            del self._pending[key]
+            self._begun_keys.discard(key)
 
     def _claim(self) -> ReadRequest | None:
         """Claim the next read, when its memory is free; return it with its counter, or None at the end."""
@@ -181,6 +247,8 @@ class ReadAhead:
             while not self.is_closed:
                 if not self._is_paused and self._error is None and (found := self._find_request()):
                     self._active += 1
+                    if found.key:
+                        self._begun_keys.add(found.key)
                     return found
                 self._changed.wait()
         return None
@@ -217,45 +285,12 @@ class ReadAhead:
         return None
 
 
-def read_part(read: Read, files: dict[str, int]) -> LocalllmError | None:
+def read_part(read: Read, files: dict[str, DirectFile]) -> LocalllmError | None:
     """Read a part of a file into memory; return an error. files: the open files of this thread, by path."""
     try:
         if read.path not in files:
-            files[read.path] = open_direct(read.path)
-        count = read_at(files[read.path], read.target, read.offset)
+            files[read.path] = DirectFile(read.path)
+        count = files[read.path].read_into(read.target, read.offset)
     except OSError as error:
         return ModelError(f"{read.path}: cannot be read: {error.strerror or error}")
     return ModelError(f"{read.path}: the file became shorter while it was used") if count < read.needed else None
-
-
-def open_direct(path: str) -> int:
-    """Open a file for reads past the system's cache, if that is possible. Raises OSError."""
-    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0)
-    if hasattr(os, "O_DIRECT"):
-        try:
-            return os.open(path, flags | os.O_DIRECT)
-        except OSError:  # a file system without it, such as tmpfs
-            pass
-    file = os.open(path, flags)
-    if sys.platform == "darwin":
-        import fcntl
-
-        fcntl.fcntl(file, fcntl.F_NOCACHE, 1)
-    return file
-
-
-def read_at(file: int, target: memoryview, offset: int) -> int:
-    """Read until the target is full or the file ends; return the number of bytes. Raises OSError."""
-    done = 0
-    while done < len(target):
-        if sys.platform == "win32":
-            os.lseek(file, offset + done, os.SEEK_SET)
-            some = os.read(file, len(target) - done)
-            target[done : done + len(some)] = some
-            count = len(some)
-        else:
-            count = os.preadv(file, [target[done:]], offset + done)
-        done += count
-        if not count or done % BLOCK:  # the end of the file
-            break
-    return done

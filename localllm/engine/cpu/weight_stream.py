@@ -13,13 +13,13 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from localllm.engine.cpu.expert_cache import ExpertCache, Mixture, find_mixtures
+from localllm.engine.cpu.memory_watch import MemoryWatch
 from localllm.engine.cpu.read_ahead import (
-    BLOCK,
     CHUNK_BYTES,
     Locate,
     Read,
@@ -28,19 +28,21 @@ from localllm.engine.cpu.read_ahead import (
     list_reads,
     round_to_blocks,
 )
-from localllm.engine.lower.tape import KernelStep, TapeSlice, assign_stages, get_product_arguments, slice_steps
+from localllm.engine.lower.tape import (
+    KernelStep,
+    StepRunner,
+    TapeSlice,
+    assign_stages,
+    get_product_arguments,
+    slice_steps,
+)
 from localllm.errors import MemoryLimitError, ModelError
-from localllm.system.memory import allocate_large
+from localllm.system.direct_reads import BLOCK
+from localllm.system.memory import MemoryRegion
 
 SLOTS = 4  # slices that are read ahead or in use, at most
 MEASURED_BYTES = 1 << 26  # bytes that are read to measure the disk
 MIN_STREAMED_BYTES = 1 << 16  # smaller matrices stay mapped
-
-
-class StepRunner(Protocol):
-    """Runs whole stages of a tape."""
-
-    def run_steps(self, first: int, end: int) -> None: ...
 
 
 class StreamPlan(NamedTuple):
@@ -61,7 +63,7 @@ class PlacedWeights(NamedTuple):
     """The matrices of a tape, and the memory for them.
 
     Attributes:
-        memory: what the reads of slices write to.
+        memory: what the reads of slices write to; held slices begin after the slots.
         mixtures: those whose experts are cached.
         chosen: for each slice, the mixtures whose experts are chosen when it begins.
         stacks: for each slice, the stacks of experts that it computes: their mixture and index.
@@ -69,7 +71,7 @@ class PlacedWeights(NamedTuple):
 
     slices: list[Slice]
     plan: StreamPlan
-    memory: np.ndarray
+    memory: MemoryRegion
     mixtures: list[Mixture]
     chosen: list[list[Mixture]]
     stacks: list[list[tuple[Mixture, int]]]
@@ -89,7 +91,8 @@ class WeightStream:
     def __init__(self, threads: StepRunner, placed: PlacedWeights):
         """Begin to load slices."""
         self.plan, self._threads, self._placed = placed.plan, threads, placed
-        self._ahead, self._is_whole = ReadAhead(placed.slices), True
+        self._ahead, self._is_whole = ReadAhead(placed.slices, placed.memory.give_back), True
+        self._watch, self._returned, self._was_run = MemoryWatch(), 0, False
         self.cache = ExpertCache(placed.mixtures, placed.plan.cached, self._ahead)
         self._end = weakref.finalize(self, self._ahead.close)
 
@@ -109,12 +112,27 @@ class WeightStream:
             self._threads.run_steps(first, each.end)
             self._ahead.release(index)
             first = each.end
-        self._is_whole = True
+            if self._was_run:
+                self._follow_memory(index + 1)
+        self._is_whole = self._was_run = True
+
+    def _follow_memory(self, position: int) -> None:
+        """Give memory back when the system is short of it, and take it back later; position: the next slice."""
+        nbytes = self._watch.measure(self._returned)
+        if nbytes > 0:
+            released = self.cache.shrink(nbytes)
+            if released < nbytes:
+                released += self._ahead.stop_holding(nbytes - released, position)
+            self._returned += released
+        elif nbytes < 0:
+            taken = self.cache.grow(-nbytes)
+            self._returned -= taken + self._ahead.hold_again(-nbytes - taken)
 
     def get_statistics(self) -> dict[str, float]:
-        """Return what was read so far: bytes, seconds that runs waited, experts found in memory and not found."""
+        """Return bytes read and seconds waited so far, bytes given back now, and hits and misses of experts."""
         read, experts = self._ahead, {"expert_hits": self.cache.hits, "expert_misses": self.cache.misses}
-        return {"read_bytes": read.bytes_read, "waited_s": read.waited} | (experts if self.plan.cached else {})
+        numbers = {"read_bytes": read.bytes_read, "waited_s": read.waited, "returned_bytes": self._returned}
+        return numbers | (experts if self.plan.cached else {})
 
     def close(self) -> None:
         """End the reading threads."""
@@ -190,7 +208,8 @@ class WeightStorage:
 def measure_file(path: str, size: int) -> float:
     """Return the bytes per second of reading a part of a file of `size` bytes, past the system's cache."""
     nbytes = min(MEASURED_BYTES, size)
-    return measure_reads([*list_reads(path, (size - nbytes) // 2, nbytes, allocate(nbytes + 2 * BLOCK))])
+    memory = np.frombuffer(memoryview(allocate(nbytes + 2 * BLOCK).buffer), np.uint8)
+    return measure_reads([*list_reads(path, (size - nbytes) // 2, nbytes, memory)])
 
 
 def measure_reads(reads: list[Read]) -> float:
@@ -258,14 +277,15 @@ def list_experts(
 
 def place_slices(
     pieces: Sequence[TapeSlice], matrices: Sequence[Sequence[Matrix]], sizes: Sequence[int], budget: int
-) -> tuple[list[Slice], int, np.ndarray]:
+) -> tuple[list[Slice], int, MemoryRegion]:
     """Place the matrices of slices; return the slices, the bytes that are held, and the memory."""
     slot_bytes, held = 0, [True] * len(sizes)
     if sum(sizes) > budget:
         slot_bytes = choose_slot_bytes(sizes)
         held = choose_held(sizes, budget - SLOTS * slot_bytes, slot_bytes)
     room = SLOTS * slot_bytes
-    memory = allocate(max(room + sum(size for size, stays in zip(sizes, held, strict=True) if stays), 1))
+    region = allocate(max(room + sum(size for size, stays in zip(sizes, held, strict=True) if stays), 1))
+    memory = np.frombuffer(memoryview(region.buffer), np.uint8)
     slices, end_of_held, streamed = list[Slice](), room, 0
     for piece, some, stays in zip(pieces, matrices, held, strict=True):
         slot = None if stays or not some else streamed % SLOTS
@@ -273,9 +293,9 @@ def place_slices(
         for each in some:
             reads += each.move(memory, position)
             position += each.size
-        slices.append(Slice(piece.end, reads, slot))
+        slices.append(Slice(piece.end, reads, slot, (end_of_held, position) if slot is None and some else (0, 0)))
         end_of_held, streamed = (position, streamed) if slot is None else (end_of_held, streamed + 1)
-    return slices, end_of_held - room, memory
+    return slices, end_of_held - room, region
 
 
 def choose_slot_bytes(sizes: Sequence[int]) -> int:
@@ -298,10 +318,10 @@ def choose_held(sizes: Sequence[int], room: int, slot_bytes: int) -> list[bool]:
     return chosen
 
 
-def allocate(size: int) -> np.ndarray:
-    """Allocate memory for matrices, uint8 [size]. Raises MemoryLimitError."""
+def allocate(size: int) -> MemoryRegion:
+    """Allocate memory for matrices. Raises MemoryLimitError."""
     try:
-        return np.frombuffer(memoryview(allocate_large(size)), np.uint8)
+        return MemoryRegion(size, huge=True)
     except (OSError, ValueError, OverflowError):
         raise MemoryLimitError(f"{size / 1e9:.2f} GB of memory for weights cannot be allocated") from None
 

@@ -30,6 +30,7 @@ class SequenceSpan(NamedTuple):
     kernel_tokens: int = 0  # the token count that selects kernels; 0: that of the span
     kernel_wanted: int = 1  # the count that selects kernels for its requested logits
     adapter_scales: np.ndarray | None = None  # float32 [len(ids), MAX_ADAPTERS]; None: the model has no adapters
+    hook: Any = None  # the LayerHook of the sequence (localllm.engine.hooks), or None
 
     def expand_scales(self) -> np.ndarray:
         """Return the scales of adapters for each token, float32 [len(ids), MAX_ADAPTERS]."""

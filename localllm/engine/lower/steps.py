@@ -181,12 +181,15 @@ class StepBuilder:
         y = self.allocate(x)
         self.append("fetch", {"source": int(rows.ctypes.data), "target": y, "words": y.size // 8}, 0, [], [y])
 
-    def export_activation(self, x: Activation, rows: np.ndarray) -> None:
-        """Append a step that copies an activation to memory of another target or of the caller."""
+    def export_activation(self, x: Activation, rows: np.ndarray, exported: Buffer | None = None) -> None:
+        """Append a step that copies an activation to memory of another target or of the caller.
+
+        exported: represents that memory in later steps that read it.
+        """
         source = self.buffers[x]
         arguments = {"x": source, "x_stride": source.stride, "first": 0, "groups": 1, "period": x.columns}
         arguments |= {"y": rows, "stride": rows.strides[0], "columns": x.columns}
-        self.append_row_step("slice_columns", x.rows, arguments, [source], [Buffer(0, 0)])
+        self.append_row_step("slice_columns", x.rows, arguments, [source], [exported or Buffer(0, 0)])
 
     def emit_logits(self, x: Activation) -> None:
         """Append the step that copies the logits to the address in the header."""

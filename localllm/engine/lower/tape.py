@@ -7,7 +7,7 @@ from bisect import insort
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
-from typing import NamedTuple, SupportsInt
+from typing import NamedTuple, Protocol, SupportsInt
 
 import numpy as np
 
@@ -172,6 +172,12 @@ def assign_stages(steps: list[KernelStep]) -> None:
         for buffer in reads | writes:
             buffer.first = stage if buffer.first < 0 else buffer.first
             buffer.last = stage
+
+
+class StepRunner(Protocol):
+    """Runs whole stages of a tape."""
+
+    def run_steps(self, first: int, end: int) -> None: ...
 
 
 class TapeSlice(NamedTuple):

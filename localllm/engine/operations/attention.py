@@ -149,10 +149,7 @@ class Attend(StateOperation):
                 span.store.keep(state, span.position, *new)
             keys, *cached_values = span.store.list_kept(state)
             values = cached_values[0] if cached_values else keys[:, :, : state.value_dim]
-            queries = q[rows].reshape(len(span.ids), state.kv_heads, scores.heads // state.kv_heads, -1)
-            s = (queries.transpose(1, 2, 0, 3) @ keys.transpose(1, 2, 0)[:, None]).transpose(2, 0, 1, 3)  # [t, h, g, k]
-            s, sees = mask_scores(run, apply_biases(run, s, rows, state, scores), span, rows, state, scores)
-            weights, logs = normalize_scores(s, sees, state, scores)
+            weights, logs = compute_attention_weights(run, span, rows, q[rows], keys, state, scores)
             mixed = weights.transpose(1, 2, 0, 3) @ values.transpose(1, 0, 2)[:, None]
             results.append(mixed.transpose(2, 0, 1, 3).reshape(len(span.ids), -1))
             if scores.logs:
@@ -182,6 +179,20 @@ class WriteKV(StateOperation):
     def reference(run: ReferenceBase, k: Array, v: Array, state: PagedState) -> None:
         for span, rows in run._iterate_rows():
             span.store.keep(state, span.position, *(x[rows].reshape(len(span.ids), state.kv_heads, -1) for x in (k, v)))
+
+
+def compute_attention_weights(
+    run: ReferenceBase, span: SequenceSpan, rows: slice, q: Array, keys: Array, state: PagedState | LatentState,
+    scores: AttentionScores,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Return a span's attention weights [tokens, kv_heads, heads of a group, keys], and the logs of their sums.
+
+    q: float32 [tokens, heads * key_dim]; keys: all that the sequence has, float32 [keys, kv_heads, key_dim].
+    """
+    queries = q.reshape(len(span.ids), state.kv_heads, scores.heads // state.kv_heads, -1)
+    s = (queries.transpose(1, 2, 0, 3) @ keys.transpose(1, 2, 0)[:, None]).transpose(2, 0, 1, 3)
+    s, sees = mask_scores(run, apply_biases(run, s, rows, state, scores), span, rows, state, scores)
+    return normalize_scores(s, sees, state, scores)
 
 
 def get_bias_reach(biases: np.ndarray | None) -> int:

@@ -228,34 +228,6 @@ class HiddenStateTap(NamedTuple):
     layers: tuple[int, ...] = ()
 
 
-class LayerOutputTap:
-    """The outputs of all layers for the last token of a call, in which the CPU computes one sequence.
-
-    Attributes:
-        rows: float32 [layers, width or more].  shown: the layers whose outputs the architecture exports.
-    """
-
-    def __init__(self, layers: int, width: int):
-        self.rows, self.shown = np.zeros((layers, pad_columns(width)), np.float32), set[int]()
-
-    @property
-    def layers(self) -> range:
-        """The layers whose inputs are exported, because the output of a layer is the input of the next."""
-        return range(1, len(self.rows) + 1)
-
-    def record(self, recorder: RecorderBase, x: Activation, layer: int) -> None:
-        """Record the export of a layer's input."""
-        if pad_columns(x.columns) == self.rows.shape[1]:
-            last = Select.record(recorder, x, WANTED)
-            recorder._add(ExportHidden((last,), Activation(last.rows, x.columns), self.rows[layer - 1 : layer]))
-            self.shown.add(layer - 1)
-
-
-def pad_columns(columns: int) -> int:
-    """Round up to the 16 columns that kernels write at once."""
-    return -(-columns // 16) * 16
-
-
 @operation
 class ExternalInput(Operation):
     """Rows that the caller has written before the run, float32 [BATCH, columns or more]."""
@@ -288,7 +260,7 @@ class ExportHidden(Operation):
 
     @staticmethod
     def record(recorder: RecorderBase, x: Activation) -> Activation:
-        assert isinstance(recorder._tap, HiddenStateTap)
+        assert recorder._tap is not None
         recorder._add(ExportHidden((x,), Activation(ALL, x.columns), recorder._tap.memory))
         return x
 
@@ -306,7 +278,7 @@ class HiddenStateVerbs(RecorderBase):
         reveals: the model's last hidden state is exported.
     """
 
-    _tap: HiddenStateTap | LayerOutputTap | None = None
+    _tap: HiddenStateTap | None = None
     begins = reveals = False
 
     def embed_inputs(self, embedded: Callable[[], Activation], parts: int = 1) -> Activation:
@@ -317,17 +289,14 @@ class HiddenStateVerbs(RecorderBase):
         return x
 
     def tap_layer_input(self, x: Activation, layer: int) -> Activation:
-        if isinstance(self._tap, LayerOutputTap):
-            if layer in self._tap.layers:
-                self._tap.record(self, x, layer)
-        elif self._tap and layer in self._tap.layers:
+        if self._tap and layer in self._tap.layers:
             self._entered[layer] = x
             if len(self._entered) == len(set(self._tap.layers)):
                 first, *rest = (self._entered[layer] for layer in self._tap.layers)
                 self.export_hidden(reduce(lambda some, second: self.concat_heads(some, second, 1), rest, first))
         return x
 
-    def tap(self, hidden_state_tap: HiddenStateTap | LayerOutputTap | None) -> None:
+    def tap(self, hidden_state_tap: HiddenStateTap | None) -> None:
         self._tap, self._entered = hidden_state_tap, dict[int, Activation]()
         self.reveals = hidden_state_tap is not None and not hidden_state_tap.layers
 
@@ -357,4 +326,8 @@ class HiddenStateReference(ReferenceBase):
     def tap_layer_input(self, x: Array, layer: int) -> Array:
         if layer in self.layer_inputs:
             self.layer_inputs[layer] = x
+        hooked = [(span, rows) for span, rows in self._iterate_rows() if span.hook and layer in span.hook.layers]
+        x = x.copy() if hooked else x
+        for span, rows in hooked:
+            x[rows] = span.hook.change(x[rows], layer, span.position)
         return x

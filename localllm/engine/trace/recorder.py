@@ -24,7 +24,7 @@ from localllm.engine.operations.operation import Operation
 from localllm.engine.operations.positions import PositionVerbs
 from localllm.engine.operations.recurrent import ConvolutionVerbs
 from localllm.engine.operations.registry import add_verbs
-from localllm.engine.operations.tokens import HiddenStateTap, HiddenStateVerbs, LayerOutputTap
+from localllm.engine.operations.tokens import HiddenStateTap, HiddenStateVerbs
 from localllm.engine.runs import BATCH
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
@@ -51,7 +51,7 @@ class Recorder(ElementwiseVerbs, ExpertVerbs, ConvolutionVerbs, PositionVerbs, H
         self,
         hyperparameters: "Hyperparameters | VisionHyperparameters",
         context: int,
-        hidden_state_tap: HiddenStateTap | LayerOutputTap | None = None,
+        hidden_state_tap: HiddenStateTap | None = None,
     ):
         """Start a trace.
 
@@ -79,7 +79,7 @@ class Recorder(ElementwiseVerbs, ExpertVerbs, ConvolutionVerbs, PositionVerbs, H
 
 def trace_model(
     file: GGUFFile, forward: Callable[..., Activation], weights: Weights, hyperparameters: Hyperparameters,
-    context: int, hidden_state_tap: HiddenStateTap | LayerOutputTap | None = None,
+    context: int, hidden_state_tap: HiddenStateTap | None = None,
 ) -> Recorder:  # fmt: skip
     """Trace an architecture for a file.
 

@@ -20,8 +20,13 @@ def get_kind(metadata: Mapping[str, object]) -> str:
 
 def read_kind(path: str | os.PathLike[str]) -> str:
     """Return what get_kind returns for a file; "" if it cannot be read."""
+    return read_kind_and_format(path)[0]
+
+
+def read_kind_and_format(path: str | os.PathLike[str]) -> tuple[str, str]:
+    """Return what get_kind returns for a file, and its format, such as Q4_K_M; "" if it cannot be read."""
     try:
-        with GGUFFile.open(path, ("general.type", "general.architecture")) as file:
-            return get_kind(file.metadata)
+        with GGUFFile.open(path, ("general.type", "general.architecture", "general.file_type")) as file:
+            return get_kind(file.metadata), file.type_name
     except ModelError:
-        return ""
+        return "", ""

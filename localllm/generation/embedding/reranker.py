@@ -2,10 +2,14 @@
 
 A pair is tokenized as in the model's training: [CLS] query [SEP] text [SEP] with two token types for BERT;
 <s> query </s></s> text </s> for XLM-RoBERTa; a yes-no question for Qwen3, whose score is the probability of yes (Zhang
-et al. 2025, arXiv 2506.05176).
+et al. 2025, arXiv 2506.05176). A Qwen3 reranker's file may lack the head, which is the rows of "yes" and "no" of the
+output matrix.
 """
 
+import os
 from collections.abc import Iterable
+from copy import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,14 +19,16 @@ from localllm.arch.decoder import read_pooling
 from localllm.arch.hyperparameters import RANK
 from localllm.arch.metadata import HyperparameterReader
 from localllm.errors import ContextError, ModelError, UsageError
-from localllm.files.gguf.file import GGUFFile
+from localllm.files.gguf.file import GGUFFile, Tensor
 from localllm.generation.embedding.embedder import Progress, has_head
+from localllm.quant.formats import BY_NAME
 from localllm.text.tokenizer import Tokenizer
 from localllm.values import require_string
 
 if TYPE_CHECKING:
     from localllm.engine.options import EngineOptions
 
+ANSWERS = ["yes", "no"]
 MIN_TEXT_TOKENS = 16  # minimum tokens that a query must leave for a text
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 QUESTION = (
@@ -46,11 +52,13 @@ class Reranker:
         from localllm.engine.embedding_runner import EmbeddingRunner
 
         require_reranker(file)
+        answers = None if has_head(file) else ANSWERS
+        file = file if has_head(file) else add_answer_head(file, tokenizer)
         self.path, self._tokenizer, self.tokens = file.path, tokenizer, 0
         self.reader = EmbeddingRunner(file, RANK, options)
         self.context = self.reader.context
         named = file.metadata.get(f"{self.reader.hyperparameters.arch}.classifier.output_labels")
-        self.labels = named if isinstance(named, list) else []
+        self.labels = answers or (named if isinstance(named, list) else [])
         self._asks = not self.reader.hyperparameters.bidirectional
         self.warnings = [warning for warning in (*tokenizer.warnings, self.reader.warning) if warning]
 
@@ -124,10 +132,10 @@ class Reranker:
 
 
 def require_reranker(file: GGUFFile) -> None:
-    """Raise ModelError for a model without a classification head."""
+    """Raise ModelError for a model without a classification head that is not named a reranker either."""
     load_architecture(file)
     pooling = read_pooling(HyperparameterReader.from_file(file))
-    if not has_head(file):
+    if not has_head(file) and not (is_named_reranker(file) and pooling in (None, RANK)):
         use = "generates text" if pooling in (None, RANK) else "computes embeddings (localllm embed)"
         raise ModelError(
             f"{file.path}: not a reranker: it must have the tensor cls.output.weight or cls.weight; without them the"
@@ -135,3 +143,26 @@ def require_reranker(file: GGUFFile) -> None:
         )
     if pooling not in (None, RANK):
         raise ModelError(f"{file.path}: not a reranker: the model computes embeddings; use localllm embed")
+
+
+def is_named_reranker(file: GGUFFile) -> bool:
+    """Return whether a generating model is a reranker by its name, such as Qwen3-Reranker-0.6B."""
+    names = (file.metadata.get("general.name"), file.metadata.get("general.basename"), os.path.basename(file.path))
+    is_named = any(isinstance(name, str) and "rerank" in name.lower() for name in names)
+    return is_named and not load_architecture(file)[1].bidirectional
+
+
+def add_answer_head(file: GGUFFile, tokenizer: Tokenizer) -> GGUFFile:
+    """Return the model with a head of the rows of ANSWERS in its output matrix. Raises ModelError."""
+    from localllm.kernels.reference import dequantize  # seldom needed
+
+    ids = [tokenizer.encode(answer) for answer in ANSWERS]
+    matrix = file.tensors.get("output.weight") or file.tensors["token_embd.weight"]
+    if any(len(each) != 1 for each in ids):
+        raise ModelError(f'{file.path}: not a reranker: "yes" and "no" are not single tokens of its vocabulary')
+    rows = [token for (token,) in ids]
+    values = dequantize(replace(matrix, shape=(len(rows), *matrix.shape[1:]), data=matrix.data[rows]))
+    head = Tensor("cls.output.weight", BY_NAME["F32"], values.shape, np.ascontiguousarray(values).view(np.uint8))
+    extended = copy(file)
+    extended.tensors = file.tensors | {head.name: head}
+    return extended

@@ -19,6 +19,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import field
 from itertools import combinations
 from typing import Any
 
@@ -46,7 +47,7 @@ class QuestionSet:
     """Records with their graders.
 
     Attributes:
-        graders: names of graders, by the record's id.
+        graders: names of graders, by the record's id.  groups: values of the field "group", by the record's id.
     """
 
     def __init__(self, records: Sequence[Record], usual: str, name: str):
@@ -54,7 +55,7 @@ class QuestionSet:
 
         usual: the grader of records that name none.  name: the file's name.
         """
-        self.records, self.graders = records, dict[str | int, str]()
+        self.records, self.graders, self.groups = records, dict[str | int, str](), dict[str | int, str]()
         for record in records:
             if record.error:
                 raise UsageError(f"{name}: {record.error}")
@@ -62,6 +63,8 @@ class QuestionSet:
                 raise UsageError(f'{name}: record {record.id} must be a JSON object with a "prompt" and an "answer"')
             try:
                 self.graders[record.id] = require_gradable(record.input, usual)
+                if (group := record.input.get("group")) is not None:
+                    self.groups[record.id] = str(group)
             except UsageError as error:
                 raise UsageError(f"{name}: record {record.id!r}: {error}") from None
         if not records:
@@ -91,11 +94,13 @@ class Evaluation:
     Attributes:
         model: the name that the user gave.  reasons: by the question's id, "" for a right answer.
         warnings: lines about the model that explain wrong answers.
+        groups: the question's group by its id, for those that have one.
     """
 
     model: str
     reasons: Mapping[str | int, str]
     warnings: Sequence[str] = ()
+    groups: Mapping[str | int, str] = field(default_factory=dict)
 
     @property
     def correct(self) -> int:
@@ -110,11 +115,23 @@ class Evaluation:
         """The accuracy's 95 % confidence interval (Wilson)."""
         return compute_wilson_interval(self.correct, self.total)
 
+    def split(self) -> "dict[str, Evaluation]":
+        """Return the evaluation of each group, in the order in which groups first appear."""
+        names = dict.fromkeys(self.groups[id] for id in self.reasons if id in self.groups)
+        return {
+            name: Evaluation(self.model, {id: why for id, why in self.reasons.items() if self.groups.get(id) == name})
+            for name in names
+        }
+
     def to_dict(self) -> dict[str, object]:
+        groups = {
+            name: {"correct": each.correct, "total": each.total, "interval": each.interval}
+            for name, each in self.split().items()
+        }
         return {
             "model": self.model, "correct": self.correct, "total": self.total,
             "accuracy": self.correct / self.total if self.total else None, "interval": self.interval,
-            "warnings": [*self.warnings],
+            "warnings": [*self.warnings], **({"groups": groups} if groups else {}),
             "wrong": {str(id): reason for id, reason in self.reasons.items() if reason},
         }  # fmt: skip
 

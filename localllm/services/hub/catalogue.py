@@ -26,25 +26,31 @@ from urllib.parse import quote, unquote
 from localllm.errors import ModelError, UsageError
 from localllm.files.download import find_partials
 from localllm.files.models_folder import (
+    ENDING,
+    LATEST,
     PARTIAL,
     ModelFile,
+    get_created_path,
     get_models_folder,
     get_size,
     group_models,
+    is_path,
     is_projector,
+    list_created_names,
     list_own_files,
     normalize_quantization,
 )
+from localllm.files.models_folder import QUANTIZATION as TYPE
 from localllm.files.settings import load_settings
 from localllm.frozen import frozen
 
 if TYPE_CHECKING:
+    from localllm.services.hub.created_names import CreatedModel
     from localllm.services.hub.ollama_store import StoredModel
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 USUAL = "Q4_K_M"  # default quantization
 HUB = "hf:"
-LATEST = ":latest"  # Ollama's tag of a name without a tag
 # The suffix of an incomplete download's file name.
 PARTIAL_SUFFIX = re.compile(rf"\.[0-9a-f]+{re.escape(PARTIAL)}$")
 REPOSITORY = re.compile(
@@ -118,15 +124,18 @@ class HubReference:
 class MissingError(ModelError):
     """A model that is not on this computer, but can be pulled."""
 
-    def __init__(self, reference: HubReference):
-        self.reference = reference
+    def __init__(self, reference: HubReference, relatives: Sequence[str] = ()):
+        """Make the error; relatives: names of models of its family that are on this computer."""
+        self.reference, self.relatives = reference, relatives
         size = f" ({reference.size})" if reference.size else ""
+        here = f"; of its family, {', '.join(relatives[:MAX_NAMES])} {'are' if relatives[1:] else 'is'} here"
         super().__init__(
             f"{reference.text}: not on this computer; download it with `localllm pull {reference.text}`{size}"
+            + here * bool(relatives)
         )
 
-    def __reduce__(self) -> tuple[type["MissingError"], tuple[HubReference]]:
-        return MissingError, (self.reference,)
+    def __reduce__(self) -> tuple[type["MissingError"], tuple[HubReference, Sequence[str]]]:
+        return MissingError, (self.reference, self.relatives)
 
 
 def get_registry_path() -> Path:
@@ -144,10 +153,10 @@ def load_registry() -> dict[str, KnownModel]:
 
 @frozen
 class LocatedModel:
-    """The file that a model's name refers to; stored: the name's other entries in Ollama's store."""
+    """The file that a model's name refers to; stored: what else the name has, created or in Ollama's store."""
 
     path: str
-    stored: "StoredModel | None" = None
+    stored: "StoredModel | CreatedModel | None" = None
 
 
 def resolve_model(model: str | os.PathLike[str]) -> str:
@@ -158,14 +167,22 @@ def resolve_model(model: str | os.PathLike[str]) -> str:
     return find_model(model).path
 
 
-def find_model(model: str | os.PathLike[str]) -> LocatedModel:
-    """Find a model's file, and its entries in Ollama's store. Raises the errors of `resolve`."""
+def find_model(model: str | os.PathLike[str], depth: int = 0) -> LocatedModel:
+    """Find a model's file, and what else its name has. Raises the errors of `resolve_model`.
+
+    depth: of created names that stand for this one.
+    """
     path = os.fspath(model)
-    if os.path.lexists(path):
+    if is_path(path):
         return LocatedModel(path)
     name = resolve_alias(path)
-    if os.path.lexists(name):
+    if is_path(name):
         return LocatedModel(name)
+    if os.path.isfile(get_created_path(name)):
+        from localllm.services.hub.created_names import find_created
+
+        if created := find_created(name, depth):
+            return LocatedModel(locate_base(created, depth), created)
     if (registered := load_registry().get(name.lower())) and not registered.repository:
         return LocatedModel(str(DATA / registered.file))
     reference = parse_reference(name)
@@ -181,11 +198,38 @@ def find_model(model: str | os.PathLike[str]) -> LocatedModel:
         hub_reference = reference or HubReference(name, "")
         elsewhere = find_elsewhere(name, hub_reference.repository, lambda names: select_files(names, hub_reference))
         if elsewhere is None:
-            raise (MissingError(reference) if reference else error) from None
-        located = LocatedModel(*elsewhere)
-        if located.stored:
-            located.stored.require_supported()
-        return located
+            same, relatives = find_similar(name)
+            if len(same) == 1:
+                return LocatedModel(str(same[0].path))
+            raise (MissingError(reference, [each.name for each in relatives]) if reference else error) from None
+        found_path, stored = elsewhere
+        if stored:
+            stored.require_supported()
+        return LocatedModel(found_path, stored)
+
+
+def locate_base(created: "CreatedModel", depth: int) -> str:
+    """Return the file of the model that a created name stands for. Raises the errors of `resolve_model`."""
+    try:
+        return find_model(created.base, depth + 1).path
+    except MissingError:
+        raise
+    except ModelError as error:
+        raise error if depth else ModelError(f"{created.name} stands for {created.base}: {error}") from None
+
+
+def list_other_names() -> dict[str, str]:
+    """Return what the aliases and the created names stand for, by name."""
+    from localllm.services.hub.created_names import find_created
+
+    names: dict[str, str] = {}
+    for name in list_created_names():
+        try:
+            created = find_created(name)
+            names[name] = created.base if created else ""
+        except ModelError:
+            names[name] = "an invalid Modelfile"
+    return names | dict(load_settings().aliases)
 
 
 def resolve_adapter(name: str) -> str:
@@ -305,7 +349,7 @@ def find_in_folder(name: str) -> str:
 
 
 def make_unknown_name_error(name: str) -> ModelError:
-    on_disk = [each.name for each in list_models_on_disk()]
+    on_disk = [*list_created_names(), *(each.name for each in list_models_on_disk())]
     return ModelError(f"{name}: no such file{suggest_names(name, load_registry(), on_disk)}")
 
 
@@ -328,14 +372,21 @@ class ModelOnDisk:
     @property
     def kind(self) -> str:
         """The kind of file if it is not a model: "adapter" or "control vector"; "" for a model."""
-        from localllm.files.gguf.kinds import read_kind  # slow to import
+        return self.read_header()[0]
 
-        return read_kind(self.path) if self.is_whole else ""
+    def read_header(self) -> tuple[str, str]:
+        """Return the kind, and the format: as the file has it, or else as its name does."""
+        from localllm.files.gguf.kinds import read_kind_and_format  # slow to import
+
+        kind, format = read_kind_and_format(self.path) if self.is_whole else ("", "")
+        return kind, format or self.quantization
 
     def to_dict(self) -> dict[str, object]:
+        kind, format = self.read_header()
         return {
             "name": self.name, "path": str(self.path), "bytes": self.size, "quantization": self.quantization or None,
-            "files": [str(path) for path in self.files], "complete": self.is_whole, "kind": self.kind or "model",
+            "files": [str(path) for path in self.files], "complete": self.is_whole, "kind": kind or "model",
+            "format": format or None,
         }  # fmt: skip
 
 
@@ -385,6 +436,8 @@ def find_shortest_name(repository: str, model: ModelFile, quantizations: list[st
 def find_removable(name: str) -> ModelOnDisk:
     """Find the model that `localllm rm NAME` would remove. Raises ModelError if there is none."""
     models, lower_name = list_models_on_disk(), resolve_alias(name).lower()
+    if not is_path(name) and os.path.isfile(created := get_created_path(name)):
+        return ModelOnDisk(name, created, (created,), get_size(created), "", True)
     for model in models:
         if model.name.lower() == lower_name:
             return add_projectors(model, models)
@@ -408,6 +461,36 @@ def add_projectors(model: ModelOnDisk, models: list[ModelOnDisk]) -> ModelOnDisk
         return model
     projectors = tuple(path for path in folder.iterdir() if is_projector(PARTIAL_SUFFIX.sub("", path.name)))
     return replace(model, files=(*model.files, *projectors), size=model.size + sum(map(get_size, projectors)))
+
+
+def find_similar(name: str) -> tuple[list[ModelOnDisk], list[ModelOnDisk]]:
+    """Find the models in the folder that an Ollama name means: those of its family, size and quantization.
+
+    Return them, and all of its family. Without a quantization in the name, Q4_K_M is preferred; without a size in it,
+    the size is that of the known model of that name, if there is one.
+    """
+    if "/" in REGISTRY.sub("", name) or name.endswith(".gguf"):
+        return [], []
+    wanted = parse_name(find_registered(name, load_registry().values()) or name)
+    relatives = [
+        (model, parts)
+        for model in list_models_on_disk()
+        if model.is_whole and (parts := parse_file_name(model)).family == wanted.family
+    ]
+    same = [
+        model
+        for model, parts in relatives
+        if wanted.size in ("", parts.size) and parse_name(name).quantization in ("", parts.quantization)
+    ]
+    usual = [model for model in same if model.quantization == USUAL]
+    return usual if len(usual) == 1 and len(same) > 1 else same, [model for model, _ in relatives]
+
+
+def parse_file_name(model: ModelOnDisk) -> "NameParts":
+    """Split the name of a file in the models folder into its components."""
+    base = TYPE.sub("", model.path.name.removesuffix(ENDING)).strip("-._ ")
+    words = [word for word in re.split("[-_]", base.lower()) if word not in ("meta", "gguf")]
+    return parse_name("-".join(words))._replace(quantization=model.quantization)
 
 
 # ---- Ollama's names, and suggestions for unknown names
@@ -453,7 +536,8 @@ def suggest_names(name: str, registered: Mapping[str, KnownModel], on_disk: Coll
         return "; put the prompt after the model, or after -p"
     end = " (`localllm list --all` lists the known models)"
     asked, base = parse_name(name), REGISTRY.sub("", name).partition(":")[0].lower()
-    relatives = find_relatives(parse_name(base).family, registered) if len(base) > 2 else []
+    plain = [each for each in on_disk if "/" not in each and each not in registered]
+    relatives = find_relatives(parse_name(base).family, [*plain, *registered]) if len(base) > 2 else []
     close = relatives or get_close_matches(base, {*registered, *on_disk}, len(registered), cutoff=0.7)
     fitting = [each for each in close if asked.size in ("", parse_name(each).size)]
     if fitting:

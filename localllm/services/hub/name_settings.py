@@ -1,4 +1,4 @@
-"""Settings of a model's name: its tables in config.toml, and its layers in Ollama's store.
+"""Settings of a model's name: its tables in config.toml, its layers in Ollama's store, or what was created.
 
 An alias has the settings of its target, and its own, which take precedence. A path has only its own settings, none of
 the aliases for it. Most commands import this module, so it imports no slow ones.
@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from localllm.errors import ModelError, UsageError
+from localllm.files.models_folder import is_path
 from localllm.files.settings import Settings
 from localllm.frozen import frozen
 
 if TYPE_CHECKING:
+    from localllm.services.hub.created_names import CreatedModel
     from localllm.services.hub.ollama_store import StoredModel
     from localllm.text.messages import Message
 
@@ -35,11 +37,19 @@ class NameSetting:
         return self.written.replace("_", "-")
 
 
-def iter_settings(settings: Settings, model: str, stored: "StoredModel | None" = None) -> Iterator[NameSetting]:
-    """Yield the settings of a name, the most specific last. Raises ModelError for a damaged layer of Ollama's store."""
+def iter_settings(
+    settings: Settings, model: str, stored: "StoredModel | CreatedModel | None" = None
+) -> Iterator[NameSetting]:
+    """Yield the settings of a name, the most specific last.
+
+    A created name has those of the model that it stands for, and its own. Raises ModelError for a damaged layer of
+    Ollama's store, and for an invalid Modelfile.
+    """
     if stored:
+        if stored.base:
+            yield from iter_settings(settings, stored.base, find_stored_model(stored.base))
         for key, value in stored.read_options().items():
-            yield NameSetting(key, value, f"{stored.shown_name} in Ollama's store")
+            yield NameSetting(key, value, stored.source)
     for table in list_tables(settings, model):
         for key, value in settings.model[table].items():
             source = f"{settings.path.name}, line {settings.find_line('model', table, key)}"
@@ -67,10 +77,10 @@ def split_served_name(text: str) -> tuple[str, str]:
     return ("", text) if not equals or "/" in name or os.path.lexists(text) else (name, model)
 
 
-def find_stored_model(model: str) -> "StoredModel | None":
-    """Return the model that Ollama's store has under this name; None for paths, and for names that it does not have."""
+def find_stored_model(model: str) -> "StoredModel | CreatedModel | None":
+    """Return what was created under this name, or the model that Ollama's store has; None for others, and for paths."""
     _, model = split_served_name(model)
-    if os.path.lexists(model):
+    if is_path(model):
         return None
     from localllm.services.hub.catalogue import find_model
 
@@ -85,9 +95,11 @@ def describe_unused_parts(model: str, path: str, template: str | None, is_chosen
 
     path, template: the model's file, and its chat template.  is_chosen: whether the user chose another template.
     """
-    if os.path.lexists(model):
+    if is_path(model):
         return []
     if stored := find_stored_model(model):
+        if stored.base:
+            return describe_unused_parts(stored.base, path, template, is_chosen)
         return stored.describe_unused(template, is_chosen)
     from localllm.services.hub.found_models import list_unused_files
 
@@ -96,5 +108,6 @@ def describe_unused_parts(model: str, path: str, template: str | None, is_chosen
 
 def read_messages(model: str) -> "list[Message]":
     """Return the messages that begin each conversation with a model of this name. Raises ModelError."""
-    stored = find_stored_model(model)
-    return stored.read_messages() if stored else []
+    if (stored := find_stored_model(model)) is None:
+        return []
+    return stored.read_messages() or (read_messages(stored.base) if stored.base else [])

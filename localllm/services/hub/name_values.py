@@ -12,7 +12,7 @@ from localllm.generation.conversation import UNSET_VALUES, AnswerDefaults
 from localllm.generation.options import OPTIONS, GenerationOptions
 from localllm.generation.sampling.options import DEFAULTS, SamplingOptions, parse_sampler_letters
 from localllm.generation.sampling.options import OPTIONS as SAMPLING
-from localllm.services.hub.name_settings import find_stored_model, iter_settings
+from localllm.services.hub.name_settings import find_stored_model, iter_settings, read_messages
 from localllm.values import parse_layer_range, parse_scaled_files
 
 # Options whose values have other names in this module, with "_" for "-".
@@ -77,7 +77,7 @@ def load_name_values(model: str) -> NameValues:
     sampling = SamplingOptions(**{name: values[name] for name in values.keys() & DEFAULTS.keys()})
     answer = {name: values[name] for name in UNSET_VALUES if name in values}
     options = GenerationOptions(sampling=sampling, template_variables=values.get("template_var", {}), **answer)
-    defaults = AnswerDefaults(values.get("system"), stored.read_messages() if stored else (), options)
+    defaults = AnswerDefaults(values.get("system"), read_messages(model) or (), options)
     opening = {name: values[name] for name in (*OPEN_ARGUMENTS, "cache") if name in values}
     if values.get("lora_init_without_apply"):
         opening["lora"] = dict.fromkeys(opening.get("lora", ()), 0.0)

@@ -6,7 +6,6 @@ Source: Ollama's manifests, and its documentation of the Modelfile.
 
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import field
 from pathlib import Path
@@ -19,6 +18,7 @@ from localllm.frozen import frozen
 from localllm.generation.options import OPTIONS
 from localllm.generation.sampling.options import OPTIONS as SAMPLING
 from localllm.generation.sampling.options import map_names
+from localllm.services.hub.go_templates import find_marks
 from localllm.text.messages import Message
 
 PREFIX = "ollama:"
@@ -34,11 +34,15 @@ PARAMETERS = {"num_ctx": "ctx-size", "num_thread": "threads"} | {
 }
 IDLE = frozenset(("num_batch", "num_gpu", "main_gpu", "low_vram", "use_mmap", "use_mlock", "numa", "f16_kv"))
 UNLIMITED = ("num_predict", "num_thread")  # values below 1 mean the default
-# Markers that a template writes around messages: tokens in brackets, "### Instruction:", "USER:" and the like.
-MARKERS = re.compile(
-    r"<</?SYS>>|<[|｜]?/?[\w:▁.]+[|｜]?>|\[/?[A-Z_]{3,}\]|#{2,} ?[A-Z][\w ]*:|\b[A-Z][A-Za-z]+:(?=\s|$)"
-)
-ACTION = re.compile(r"{{-?\s*(.*?)\s*-?}}", re.DOTALL)
+
+
+def convert_parameters(parameters: Mapping[str, Any]) -> dict[str, object]:
+    """Convert parameters to option values by their long names; those without a counterpart are left out."""
+    return {
+        PARAMETERS[name]: value
+        for name, value in parameters.items()
+        if name in PARAMETERS and not (name in UNLIMITED and isinstance(value, int) and value < 1)
+    }
 
 
 @frozen
@@ -57,6 +61,16 @@ class StoredModel:
     @property
     def shown_name(self) -> str:
         return f"{PREFIX}{self.name}"
+
+    @property
+    def source(self) -> str:
+        """Where its settings come from, for messages."""
+        return f"{self.shown_name} in Ollama's store"
+
+    @property
+    def base(self) -> str:
+        """The name that it stands for: none."""
+        return ""
 
     def require_supported(self) -> None:
         """Raise ModelError for a name with an adapter."""
@@ -80,11 +94,7 @@ class StoredModel:
 
     def read_options(self) -> dict[str, object]:
         """Return option values by their long names. Raises ModelError, as `text` does."""
-        options = {
-            PARAMETERS[name]: value
-            for name, value in self._read_parameters().items()
-            if name in PARAMETERS and not (name in UNLIMITED and isinstance(value, int) and value < 1)
-        }
+        options = convert_parameters(self._read_parameters())
         if system := self.read_text("system"):
             options["system"] = system
         if projectors := [path for path in self.layers.get("projector", ()) if path.is_file()]:
@@ -122,7 +132,7 @@ class StoredModel:
         template = self.read_text("template")
         if template is None:
             return False
-        marks = set(MARKERS.findall(ACTION.sub(" ", template)))
+        marks = find_marks(template)
         return not marks or not source or any(mark not in source for mark in marks)
 
     def _read_parameters(self) -> dict[str, Any]:

@@ -5,13 +5,19 @@ import inspect
 import os
 import sys
 import warnings
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from localllm import api
+from localllm.errors import UnknownOptionError
 from localllm.services.hub.catalogue import resolve_adapter, resolve_model
 from localllm.services.hub.name_settings import describe_unused_parts
 from localllm.services.hub.name_values import load_name_values
+
+if TYPE_CHECKING:
+    from localllm.generation.options import GenerationOptions
+    from localllm.generation.scheduler import Generation
 
 
 @functools.wraps(api.open_model)
@@ -23,6 +29,7 @@ def open_model(path: str | os.PathLike[str], *arguments: Any, **options: Any) ->
     if "uploading" in options:  # its name before 0.3
         warnings.warn("the argument uploading was renamed to on_upload", DeprecationWarning, stacklevel=2)
         options["on_upload"] = options.pop("uploading")
+    refuse_unknown_names(options)
     if not isinstance(path, str):
         model = api.open_model(path, *arguments, **options)
     else:
@@ -39,10 +46,31 @@ def open_model(path: str | os.PathLike[str], *arguments: Any, **options: Any) ->
             *values.warnings,
             *describe_unused_parts(path, resolved, model.tokenizer.chat_template, is_chosen),
         ]
+    model.receipt_maker = make_receipt
     for warning in model.warnings:
         warnings.warn(warning, stacklevel=2)
     model.session.on_warning = partial(warn_caller, model)
     return model
+
+
+def refuse_unknown_names(options: Mapping[str, object]) -> None:
+    """Raise UnknownOptionError for an argument that does not exist, with the name for what other programs mean."""
+    known = inspect.signature(open_model).parameters
+    if unknown := sorted(options.keys() - known.keys()):
+        from difflib import get_close_matches  # seldom needed
+
+        from localllm.generation.foreign_names import OPEN_NAMES, describe_foreign_name
+
+        close = get_close_matches(unknown[0], [*known], n=1)
+        hint = describe_foreign_name(unknown[0], OPEN_NAMES) or (f"; did you mean {close[0]!r}?" if close else "")
+        raise UnknownOptionError(f"localllm.open has no argument {unknown[0]!r}{hint}")
+
+
+def make_receipt(model: api.Model, prompt: Any, options: "GenerationOptions", answer: "Generation") -> dict[str, Any]:
+    """Make the receipt of an answer; see Generation.receipt."""
+    from localllm.services.receipts import make_answer_receipt  # seldom needed
+
+    return make_answer_receipt(model, prompt, options, answer)
 
 
 def warn_caller(model: api.Model, warning: str) -> None:

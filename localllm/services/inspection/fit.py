@@ -7,6 +7,7 @@ cache.
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Required, TypedDict
@@ -45,11 +46,24 @@ class MemoryFit(TypedDict):
     tokens_per_s: float | None
 
 
+class DiskFit(TypedDict):
+    """How a model larger than memory runs.
+
+    held_bytes: weights in memory, with the cached experts.  read_bytes: what a token reads from the disk.
+    tokens_per_s: expected speed of decode.
+    """
+
+    held_bytes: int
+    read_bytes: int
+    disk_gbs: float
+    tokens_per_s: float
+
+
 class FileFit(TypedDict):
     """A model file and how it fits.
 
     adapter_bytes: memory of adapters.  longest: the longest context that fits, by KV cache type.
-    disk_gbs: speed of the disk for a local model that is larger than memory, else 0.
+    disk: how a local model that is larger than memory runs; None for others.
     """
 
     architecture: str
@@ -62,7 +76,7 @@ class FileFit(TypedDict):
     working_bytes: int
     available_bytes: int
     bandwidth_gbs: float
-    disk_gbs: float
+    disk: "DiskFit | None"
     longest: dict[str, int]
     rows: list[MemoryFit]
 
@@ -214,9 +228,29 @@ def describe_file(
         "projector_bytes": projector, "adapter_bytes": adapters, "weight_bytes_per_token": costs.weight_bytes,
         "context": h.context, "working_bytes": WORKING_BYTES, "available_bytes": available,
         "bandwidth_gbs": bandwidth / 1e9,
-        "disk_gbs": measure_disk(file) / 1e9 if nbytes > available and os.path.exists(file.path) else 0.0,
+        "disk": estimate_streaming(file, read, available, bandwidth, on_read) if nbytes > available else None,
         "longest": {kind: find_longest_context(h, nbytes, KVType.parse(kind), available) for kind in kinds},
         "rows": rows,
+    }  # fmt: skip
+
+
+def estimate_streaming(
+    file: GGUFFile, costs: MatrixCosts, available: int, bandwidth: float, on_read: OnRead
+) -> DiskFit | None:
+    """Estimate how a model larger than memory runs, with experts that are chosen equally often; None without a file."""
+    if not os.path.exists(file.path):
+        return None
+    on_read("measuring the disk's speed")
+    disk, dense = measure_disk(file), costs.weight_bytes - costs.expert_bytes
+    room = max(available - WORKING_BYTES, 0)
+    cached = min(max(room - dense, 0), costs.all_expert_bytes)
+    missing = max(dense - room, 0)
+    if costs.all_expert_bytes:
+        missing += costs.expert_bytes * (costs.all_expert_bytes - cached) // costs.all_expert_bytes
+    speeds = [SHARE * bandwidth / costs.weight_bytes, disk / missing if missing else sys.maxsize]
+    return {
+        "held_bytes": min(dense, room) + cached, "read_bytes": missing, "disk_gbs": disk / 1e9,
+        "tokens_per_s": min(speeds),
     }  # fmt: skip
 
 

@@ -56,6 +56,8 @@ class MatrixCosts:
     weight_bytes: int  # bytes read to decode one token
     per_token: int  # multiply-adds of all matrices except the output matrix
     per_logits: int  # multiply-adds of the output matrix, for a token whose logits are computed
+    expert_bytes: int = 0  # of weight_bytes, those of experts
+    all_expert_bytes: int = 0  # size of all experts
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], experts_used: int = 0) -> "MatrixCosts":
@@ -69,13 +71,14 @@ class MatrixCosts:
         experts = [tensor for tensor in tensors.values() if "_exps." in tensor.name and len(tensor.shape) == 3]
         matrices = [tensor for tensor in tensors.values() if len(tensor.shape) > 1 and tensor.name not in ends]
         layers = [tensor for tensor in matrices if tensor not in experts]
+        expert_bytes = sum(tensor.nbytes // tensor.shape[0] * experts_used for tensor in experts)
         return cls(
-            output.nbytes
-            + sum(tensor.nbytes for tensor in layers)
-            + sum(tensor.nbytes // tensor.shape[0] * experts_used for tensor in experts),
+            output.nbytes + sum(tensor.nbytes for tensor in layers) + expert_bytes,
             sum(prod(tensor.shape) for tensor in layers)
             + sum(prod(tensor.shape[1:]) * experts_used for tensor in experts),
             prod(output.shape),
+            expert_bytes,
+            sum(tensor.nbytes for tensor in experts),
         )
 
     @classmethod

@@ -12,6 +12,7 @@ from localllm.arch.vision.clip import is_clip
 from localllm.engine.options import EngineOptions
 from localllm.errors import UsageError
 from localllm.files.cache.checksummed_cache import read_checksummed, write_checksummed
+from localllm.files.documents import is_document, read_document
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.text_file import UTF16_MARKS, decode_text
 from localllm.frozen import frozen
@@ -148,7 +149,13 @@ def list_files(names: Sequence[str]) -> list[str]:
 
 
 def read_text_file(path: str) -> str:
-    """Read a text file. Raises UsageError unless it is UTF-8 or UTF-16; a zero byte means binary."""
+    """Read a text file or the text of a document.
+
+    Raises UsageError for a text that is not UTF-8 or UTF-16, and for a document that cannot be read; a zero byte means
+    binary.
+    """
+    if is_document(path):
+        return read_document(path)
     try:
         data = Path(path).read_bytes()
     except OSError as error:

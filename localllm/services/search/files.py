@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from localllm.errors import UsageError
+from localllm.files.documents import is_document, read_document
 from localllm.files.text_file import UTF16_MARKS
 from localllm.frozen import frozen
 
@@ -123,7 +124,12 @@ def iter_selected_files(folder: str, filter_: FileFilter, ignored: IgnoreRules) 
 
 
 def read_text(path: str) -> str | None:
-    """Read a text file; return None for a file that is binary, too large or unreadable."""
+    """Read a text file or the text of a document; return None for one that is binary, too large or unreadable."""
+    if is_document(path):
+        try:
+            return read_document(path)
+        except UsageError:
+            return None
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)

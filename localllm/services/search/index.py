@@ -14,17 +14,19 @@ from typing import Self
 
 import numpy as np
 
-from localllm.errors import LocalllmError
+from localllm.errors import LocalllmError, UsageError
+from localllm.files.documents import is_document, read_document
 from localllm.files.safe_file import create_private_folder
 from localllm.services.search.files import read_text
 from localllm.services.search.passages import SIZE, Passage, split_passages
 
-VERSION = "3"  # version of the database schema
+VERSION = "4"  # version of the database schema
 BATCH = 64  # passages embedded and written together
 TABLES = """
 CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, size INTEGER, mtime INTEGER, digest BLOB);
 CREATE TABLE IF NOT EXISTS passages (
-    id INTEGER PRIMARY KEY, path TEXT, first INTEGER, last INTEGER, heading TEXT, text TEXT, key BLOB, vector BLOB);
+    id INTEGER PRIMARY KEY, path TEXT, first INTEGER, last INTEGER, heading TEXT, page INTEGER, text TEXT,
+    key BLOB, vector BLOB);
 CREATE INDEX IF NOT EXISTS by_path ON passages (path);
 CREATE INDEX IF NOT EXISTS by_key ON passages (key);
 CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5(path, heading, text, tokenize='porter unicode61');
@@ -37,6 +39,7 @@ class PassageIndex:
 
     Attributes:
         added: count of passages added since the index was opened.
+        unreadable: for each document that the latest update could not read, a line that says why.
     """
 
     def __init__(self, path: Path | None, size: int = SIZE):
@@ -44,7 +47,7 @@ class PassageIndex:
 
         path: None for an index in memory.  size: characters of a passage, see passages.py.
         """
-        self._size, self.added = size, 0
+        self._size, self.added, self.unreadable = size, 0, list[str]()
         self._sql = open_database(path)
 
     def __enter__(self) -> Self:
@@ -55,7 +58,7 @@ class PassageIndex:
 
     def update(self, paths: Sequence[str], progress: Callable[[int, int], object] = lambda done, count: None) -> None:
         """Index new and changed files; remove files that are not among the paths."""
-        current = {*paths}
+        current, self.unreadable = {*paths}, []
         with self._sql:
             for (gone,) in self._sql.execute("SELECT path FROM files").fetchall():
                 if gone not in current:
@@ -77,7 +80,11 @@ class PassageIndex:
         old = self._sql.execute("SELECT size, mtime, digest FROM files WHERE path = ?", (path,)).fetchone()
         if old and old[:2] == (status.st_size, status.st_mtime_ns):
             return
-        text = read_text(path)
+        try:
+            text = read_document(path) if is_document(path) else read_text(path)
+        except UsageError as error:  # not stored: a package may be installed, or the file repaired
+            self.unreadable.append(str(error))
+            return self._remove(path)
         key = b"" if text is None else hash_text(text)
         self._sql.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?)",
                           (path, status.st_size, status.st_mtime_ns, key))  # fmt: skip
@@ -93,9 +100,11 @@ class PassageIndex:
     def _insert(self, passages: Iterable[Passage], vectors: dict[bytes, bytes] | None = None) -> None:
         for each in passages:
             key = hash_text(each.embedded)
-            row = (each.path, each.first, each.last, each.heading, each.text, key, (vectors or {}).get(key))
+            place = each.path, each.first, each.last, each.heading, each.page
             cursor = self._sql.execute(
-                "INSERT INTO passages (path, first, last, heading, text, key, vector) VALUES (?, ?, ?, ?, ?, ?, ?)", row
+                "INSERT INTO passages (path, first, last, heading, page, text, key, vector)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (*place, each.text, key, (vectors or {}).get(key)),
             )
             self._sql.execute(
                 "INSERT INTO words (rowid, path, heading, text) VALUES (?, ?, ?, ?)",
@@ -133,8 +142,8 @@ class PassageIndex:
         return int(self._sql.execute("SELECT count(*) FROM passages").fetchone()[0])
 
     def read_passage(self, id: int) -> Passage:
-        row = self._sql.execute("SELECT path, first, last, text, heading FROM passages WHERE id = ?", (id,)).fetchone()
-        return Passage(*row)
+        columns = "SELECT path, first, last, text, heading, page FROM passages WHERE id = ?"
+        return Passage(*self._sql.execute(columns, (id,)).fetchone())
 
     def search_words(self, words: Sequence[str], limit: int) -> list[int]:
         """Return the ids of passages with any of the words, best BM25 first; words in headings count double."""

@@ -3,9 +3,11 @@
 import os
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import ceil
 
+from localllm.files.documents import PAGE_BREAK, PAGED, get_ending
 from localllm.frozen import frozen
 from localllm.services.search.code_blocks import FENCE
 
@@ -38,6 +40,7 @@ class Passage:
 
     Attributes:
         first, last: its line numbers, from 1.  heading: its section's, preceded by those of the enclosing sections.
+        page: number of the page that it begins on, or of an EPUB's chapter; 0 for a file without pages.
     """
 
     path: str
@@ -45,10 +48,12 @@ class Passage:
     last: int
     text: str
     heading: str = ""
+    page: int = 0
 
     @property
     def place(self) -> str:
-        return f"{self.path}:{self.first}"
+        """The path and the page, or the first line of a file without pages."""
+        return f"{self.path}:{self.page or self.first}"
 
     @property
     def embedded(self) -> str:
@@ -63,13 +68,27 @@ def compute_passage_size(context: int) -> int:
 
 
 def split_passages(path: str, text: str, size: int = SIZE) -> list[Passage]:
-    """Split a file's text into passages, in order; every non-blank line is in one."""
+    """Split a file's text into passages, in order; every non-blank line is in one, and none is on two pages."""
+    if PAGE_BREAK in text and get_ending(path) in PAGED:
+        return split_pages(path, text, size)
     lines, ending = text.splitlines(), os.path.splitext(path)[1].lower()
     passages = list[Passage]()
     for first, last, heading in split_sections(lines, ending):
         blocks = [*split_blocks(lines, first, last, is_code=ending in CODE)]
         for begin, end in merge_blocks(lines, blocks, size):
             passages += split_block(path, lines, begin, end, heading, size)
+    return passages
+
+
+def split_pages(path: str, text: str, size: int) -> list[Passage]:
+    """Split the text of a document with pages, which form feeds separate."""
+    passages, before = list[Passage](), 0
+    for number, page in enumerate(text.split(PAGE_BREAK), 1):
+        passages += [
+            replace(each, first=each.first + before, last=each.last + before, page=number)
+            for each in split_passages(path, page, size)
+        ]
+        before += len((page + PAGE_BREAK).splitlines())
     return passages
 
 

@@ -129,7 +129,9 @@ class PassageSearch:
 
     @property
     def warnings(self) -> Sequence[str]:
-        return () if self._embedder is None else self._embedder.warnings
+        """Lines about the embedding model, and about documents that the latest update could not read."""
+        of_model = () if self._embedder is None else self._embedder.warnings
+        return [*of_model, *summarize_unreadable(self.index.unreadable)]
 
     def __enter__(self) -> "PassageSearch":
         return self
@@ -194,3 +196,14 @@ def is_repetition(passage: Passage, earlier: Passage) -> bool:
     lines, earlier_lines = ({*map(str.strip, each.text.splitlines())} - {""} for each in (passage, earlier))
     shared = min(earlier.last, passage.last) - max(earlier.first, passage.first) + 1
     return shared > size / 2 or len(lines & earlier_lines) > len(lines) / 2
+
+
+SHOWN_FILES = 5  # unreadable documents that are named
+
+
+def summarize_unreadable(lines: Sequence[str]) -> list[str]:
+    """Return warnings about documents that could not be read: at most SHOWN_FILES, then how many more there are."""
+    more = len(lines) - SHOWN_FILES
+    return [f"left out: {line}" for line in lines[:SHOWN_FILES]] + (
+        [f"left out: {more} more files"] if more > 0 else []
+    )

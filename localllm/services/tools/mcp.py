@@ -1,7 +1,8 @@
-"""Tools of MCP servers: processes that exchange JSON on stdin and stdout.
+"""Tools of MCP servers: processes that exchange JSON on stdin and stdout, or servers by HTTP (streamable HTTP).
 
 See https://modelcontextprotocol.io. A file lists the servers, in the format of other clients: {"mcpServers": {"name":
-{"command": ..., "args": [...], "env": {...}}}}. The client is the package `mcp`, in an event loop of its own thread.
+{"command": ..., "args": [...], "env": {...}}}}, or {"url": ..., "headers": {...}} for one by HTTP. The client is the
+package `mcp`, in an event loop of its own thread.
 """
 
 import json
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO, TypedDict, TypeVar, TypeVarTuple, Unpack
 
 from localllm.errors import LocalllmError, UsageError
+from localllm.frozen import frozen
 from localllm.generation.tools.tool_grammar import NOTHING, Tool
 from localllm.services.remote.http import as_objects
 from localllm.services.tools.box import OfferedTool, ToolError
@@ -38,6 +40,14 @@ class ServerSettings(TypedDict):
     args: list[str]
     env: dict[str, str]
     cwd: str | None
+
+
+@frozen
+class HttpServer:
+    """The address of an MCP server, and the headers of each request."""
+
+    url: str
+    headers: Mapping[str, str]
 
 
 class McpServers:
@@ -65,7 +75,7 @@ class McpServers:
             self._stack.close()
             raise
 
-    def _start(self, name: str, server: ServerSettings) -> None:
+    def _start(self, name: str, server: ServerSettings | HttpServer) -> None:
         source, target = os.pipe()
         errors = PipeReader(os.fdopen(source, "rb"), MAX_LOG, keeps_end=True)
         self._stack.callback(errors.thread.join, 1)
@@ -143,7 +153,7 @@ def sanitize_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)
 
 
-def parse_servers(path: str) -> dict[str, ServerSettings]:
+def parse_servers(path: str) -> dict[str, ServerSettings | HttpServer]:
     """Parse the servers of a file, by name. Raises UsageError."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8-sig"))
@@ -163,12 +173,12 @@ def is_disabled(server: object) -> bool:
     return isinstance(server, dict) and server.get("disabled") is True
 
 
-def parse_server(name: str, server: object) -> ServerSettings:
+def parse_server(name: str, server: object) -> ServerSettings | HttpServer:
     """Check one server and expand its environment variables. Raises UsageError."""
     if not isinstance(server, dict):
         raise UsageError(f"{name} must be an object")
     if "url" in server and "command" not in server:
-        raise UsageError(f"{name} has a url, which is not supported: use a server with a command")
+        return parse_http_server(name, server)
     command, args, env = server.get("command"), server.get("args") or [], server.get("env") or {}
     if not isinstance(command, str) or not command:
         raise UsageError(f"{name}: command must be a string that is not empty")
@@ -187,6 +197,19 @@ def parse_server(name: str, server: object) -> ServerSettings:
     }
 
 
+def parse_http_server(name: str, server: Mapping[str, object]) -> HttpServer:
+    """Check a server by HTTP and expand its environment variables. Raises UsageError."""
+    url, headers, kind = server.get("url"), server.get("headers") or {}, server.get("type", "http")
+    if kind not in ("http", "streamable-http", "streamableHttp"):
+        raise UsageError(f"{name}: type {kind!r} is not supported: use http (streamable HTTP), or a command")
+    if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+        raise UsageError(f"{name}: url must begin with http:// or https://")
+    if not isinstance(headers, dict) or not all(isinstance(each, str) for each in headers.values()):
+        raise UsageError(f"{name}: headers must be an object of strings")
+    expanded = {key: expand_variables(value, name) for key, value in headers.items()}
+    return HttpServer(expand_variables(url, name), expanded)
+
+
 def expand_variables(text: str, name: str) -> str:
     """Expand ${NAME}, ${env:NAME} and ${NAME:-DEFAULT}. Raises UsageError for an unset variable."""
 
@@ -203,18 +226,37 @@ def expand_variables(text: str, name: str) -> str:
 
 
 @asynccontextmanager
-async def open_session(server: ServerSettings, log: TextIO, listen: Any) -> "AsyncIterator[tuple[ClientSession, bool]]":
-    """Start a server and open a session; yield it and whether the server announces changes of its tools.
+async def connect(server: ServerSettings | HttpServer, log: TextIO) -> AsyncIterator[tuple[Any, Any]]:
+    """Start a server, or connect to one by HTTP; yield the streams of its messages, from it and to it."""
+    if isinstance(server, HttpServer):
+        from mcp.client.streamable_http import streamable_http_client
+        from mcp.shared._httpx_utils import create_mcp_http_client
+
+        async with (
+            create_mcp_http_client(headers={**server.headers}) as client,
+            streamable_http_client(server.url, http_client=client) as streams,
+        ):
+            yield streams[0], streams[1]
+        return
+    from mcp.client.stdio import StdioServerParameters, stdio_client
+
+    async with stdio_client(StdioServerParameters(**server), log) as streams:
+        yield streams[0], streams[1]
+
+
+@asynccontextmanager
+async def open_session(
+    server: ServerSettings | HttpServer, log: TextIO, listen: Any
+) -> "AsyncIterator[tuple[ClientSession, bool]]":
+    """Start or reach a server and open a session; yield it and whether the server announces changes of its tools.
 
     log: the server's stderr.  listen: the session's message_handler.
     """
     import anyio
     from mcp.client.session import ClientSession
-    from mcp.client.stdio import StdioServerParameters, stdio_client
 
-    parameters = StdioServerParameters(**server)
     async with (
-        stdio_client(parameters, log) as (read, write),
+        connect(server, log) as (read, write),
         ClientSession(read, write, message_handler=listen) as client,
     ):
         with anyio.fail_after(START_SECONDS):

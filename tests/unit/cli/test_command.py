@@ -265,7 +265,7 @@ def test_combined_short_options_are_split(word: str, parts: list[str] | None):
         ("a.gguf", "; to chat with that model: localllm chat a.gguf"), ("rnu", "; did you mean run?"),
         ("rmm", "; localllm --help lists the commands"), ("remove", "; did you mean rm?"), ("VERSION", ": use "
         "`localllm --version`"),
-        ("create", ": set a model's defaults in config.toml: see `localllm config --help`"),
+        ("ps", ": only `localllm serve` keeps models loaded, and lists them at /api/ps"),
         ("xyzzyx", "; localllm --help lists the commands"),
     ],
 )  # fmt: skip

@@ -298,9 +298,10 @@ def test_a_progress_line_is_silent_in_files_and_on_dumb_terminals(capsys, on_ter
     assert capsys.readouterr().err == ""
 
 
-def test_progress_on_a_dumb_terminal_is_printed_in_lines(capsys, on_terminal, monkeypatch):
+@pytest.mark.parametrize(("name", "value"), [("TERM", "dumb"), ("LOCALLLM_PLAIN", "1")])
+def test_progress_of_plain_output_is_printed_in_lines(capsys, on_terminal, monkeypatch, name: str, value: str):
     on_terminal("stderr")
-    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv(name, value)
     now = [100.0]
     monkeypatch.setattr(terminal, "monotonic", lambda: now[0])
     line, lines = terminal.ProgressLine(), list[str]()
@@ -317,19 +318,23 @@ def test_progress_on_a_dumb_terminal_is_printed_in_lines(capsys, on_terminal, mo
 
 
 def test_list_shows_local_and_known_models():
-    whole = SimpleNamespace(name="a", size=2000, quantization="Q4_0", is_whole=True, path=Path("/m/a.gguf"), kind="")
-    part = SimpleNamespace(name="b", size=30, quantization="Q8_0", is_whole=False, path=Path("/m/b.gguf"))
-    lora = SimpleNamespace(name="l", size=30, quantization="F16", is_whole=True, path=Path("/m/l"), kind="adapter")
-    vector = SimpleNamespace(
-        name="v", size=30, quantization="", is_whole=True, path=Path("/m/v"), kind="control vector"
+    whole = SimpleNamespace(
+        name="a", size=2000, is_whole=True, path=Path("/m/a.gguf"), read_header=lambda: ("", "Q4_0")
     )
-    assert list_command.format_models_on_disk([]) == list_command.format_known_models([]) == ""
-    assert [line.split() for line in list_command.format_models_on_disk([whole, part, lora, vector]).splitlines()] == [
+    part = SimpleNamespace(name="b", size=30, is_whole=False, path=Path("/m/b.gguf"))
+    lora = SimpleNamespace(name="l", size=30, is_whole=True, path=Path("/m/l"), read_header=lambda: ("adapter", "F16"))
+    vector = SimpleNamespace(
+        name="v", size=30, is_whole=True, path=Path("/m/v"), read_header=lambda: ("control vector", "")
+    )
+    assert list_command.format_models_on_disk([], {}) == list_command.format_known_models([]) == ""
+    table = list_command.format_models_on_disk([whole, part, lora, vector], {"n": "a"})
+    assert [line.split() for line in table.splitlines()] == [
         ["name", "size", "format", "path"],
         ["a", "2.0", "kB", "Q4_0", "/m/a.gguf"],
         ["b", "30", "B", "incomplete", "/m/b.gguf"],
         ["l", "30", "B", "F16", "adapter", "/m/l"],
         ["v", "30", "B", "control", "vector", "/m/v"],
+        ["n", "name", "of", "a"],
     ]
     known = SimpleNamespace(name="c", parameters="1 B", megabytes=700, context=4096, license="MIT", description="x y")
     assert list_command.format_known_models([known]).splitlines()[1].split() == [
@@ -386,21 +391,20 @@ FACTS = {"context": 100, "longest": {"f16": 100, "q8_0": 100}}
     ],
 )
 def test_fit_concludes_whether_a_model_fits(longest, conclusion):
-    report: Any = {"context": 100, "longest": longest, "rows": [{"tokens_per_s": 9.0, "fits": True}], "disk_gbs": 0.0}
+    report: Any = {"context": 100, "longest": longest, "rows": [{"tokens_per_s": 9.0, "fits": True}], "disk": None}
     assert fit.format_conclusion(report) == conclusion
 
 
-def test_fit_tells_what_a_model_larger_than_memory_reads():
-    sizes = {"weight_bytes": 5 * 10**9, "working_bytes": 10**9, "available_bytes": 4 * 10**9}
+@pytest.mark.parametrize(("per_token", "experts"), [(5 * 10**9, ""), (10**9, " of experts (equally popular ones)")])
+def test_fit_tells_how_a_model_larger_than_memory_runs(per_token, experts):
+    disk = {"held_bytes": 3 * 10**9, "read_bytes": 2 * 10**9, "disk_gbs": 0.5, "tokens_per_s": 0.25}
     report: Any = {
-        "context": 100,
-        "longest": {"f16": 0},
-        "rows": [{"tokens_per_s": 9.0, "fits": False}],
-        "disk_gbs": 0.5,
-    }
-    assert fit.format_conclusion(report | sizes) == (
-        "This model does not fit. It runs, but each token reads 2.0 GB from the disk (less with experts), which takes "
-        "4.0 s at 0.5 GB/s."
+        "context": 100, "longest": {"f16": 0}, "rows": [{"tokens_per_s": 9.0, "fits": False}], "disk": disk,
+        "weight_bytes_per_token": per_token,
+    }  # fmt: skip
+    assert fit.format_conclusion(report) == (
+        f"This model is larger than memory. It runs: 3.0 GB stay in memory, each token reads 2.0 GB{experts} from the "
+        "disk, which gives 0.5 GB/s: about 0.2 tokens/s."
     )
 
 

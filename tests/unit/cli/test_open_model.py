@@ -58,10 +58,10 @@ def test_opening_and_compiling_show_progress_on_one_line(on_terminal: None, caps
     reading = opening.make_prefill_progress(line)
     reading(0, 5)
     assert capsys.readouterr().err == ""  # a short prompt needs none
-    reading(2, 5)
+    reading(1024, 3700)
     opening.make_upload_progress(line)(1_500_000_000, 2_000_000_000)
     shown = capsys.readouterr().err
-    assert "reading the prompt: 2 of 5 tokens" in shown and "copying weights to the GPU: 1.5 of 2.0 GB" in shown
+    assert "read 1,024 of 3,700 tokens" in shown and "copying weights to the GPU: 1.5 of 2.0 GB" in shown
 
 
 def test_gpu_layers_are_a_count_or_all():

@@ -42,7 +42,7 @@ OPENS = {"run": LINES | NO_CACHE | PAN, "chat": LINES | NO_CACHE | PAN, "serve":
 USUAL = {"threads": None, "context": None, "kv_type": "f16", "backend": "auto", "observer": None, "progress": None,
          "chat_template": None, "cache": True, "gpu_layers": "auto", "on_upload": None, "rope": None, "mmproj": None,
          "pan_and_scan": False, "lora": [], "control_vectors": [], "control_layers": None,
-         "memory": None, "shows_layers": False}  # fmt: skip
+         "memory": None}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OPENS)

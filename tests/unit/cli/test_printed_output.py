@@ -138,7 +138,7 @@ def test_bench_prints_a_table_or_json(line: str, arguments: tuple, tiny: str, mo
     invoke("bench", tiny, *line.split())
     assert capsys.readouterr() == (ROWS, "")
     path, (tests, *others) = Bench.heard
-    assert (path, [(test.prompt, test.generated) for test in tests], *others) == (tiny, *arguments, None)
+    assert (path, [(test.prompt, test.generated) for test in tests], *others) == (tiny, *arguments, None, None)
     invoke("bench", tiny, "-d", "7", "--json")
     assert capsys.readouterr().out == '{"tests": 2, "model": "mäße"}\n'
     assert [test.depth for test in Bench.heard[1][0]] == [7, 7]
@@ -595,7 +595,7 @@ def test_list_without_models_suggests_pull(folder, monkeypatch, capsys):
     assert messages == ["no models yet; `localllm list --all` lists models that `localllm pull` can download"]
     invoke("list", "--json")
     result = json.loads(capsys.readouterr().out)
-    assert result == {"folder": str(folder), "models": []}
+    assert result == {"folder": str(folder), "models": [], "names": {}}
     invoke("list", "--all", "--json")
     assert {"guide", "qwen3-4b"} <= {each["name"] for each in json.loads(capsys.readouterr().out)["known"]}
     invoke("list", "--all")

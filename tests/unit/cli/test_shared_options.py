@@ -57,7 +57,7 @@ UNSAID = [
     (options.EngineGroup, {"device": "auto", "gpu_layers": "auto"}, lambda group: parse_layers("auto"), "auto"),
     (options.AnswerGroup, {"escape": False}, lambda group: parse_layers("all"), "all"),
     (options.GenerationGroup, {"escape": False, "speculate": "auto"}, lambda group: parse_layers("7"), "7"),
-    (serve.AddressGroup, {"port": 11435, "strict_model_names": False, "access_log": False},
+    (serve.AddressGroup, {"port": 11435, "strict_model_names": False, "access_log": False, "allow_pull": False},
     lambda group: serve.parse_size("7"),
      7),
     (serve.LimitGroup, {"max_body": 32_000_000, "max_connections": 128, "grace": 30.0, "spm_infill": False},

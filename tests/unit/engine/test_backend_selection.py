@@ -107,10 +107,10 @@ def made(monkeypatch) -> list[tuple]:
 def test_building_the_cpu_backend_passes_operations_states_and_options(made):
     options = EngineOptions()
     assert build_backend(said(["encode"]), options) == SelectedBackend("the CPU", "CPU", None, None)
-    assert made.pop() == (["operation"], ["a", "b"], 64, options, ["encode"], "rows", None)
+    assert made.pop() == (["operation"], ["a", "b"], 64, options, ["encode"], "rows", None, None)
     options = EngineOptions(observer=SimpleNamespace(insert_sums=lambda operations: ["watched", *operations]))
     build_backend(said(), options)
-    assert made == [(["watched", "operation"], ["a", "b"], 64, options, (), "rows", None)]
+    assert made == [(["watched", "operation"], ["a", "b"], 64, options, (), "rows", None, None)]
 
 
 @pytest.mark.parametrize("encodes", [False, True])
@@ -692,7 +692,7 @@ def test_public_methods_pass_their_default_options(monkeypatch):
     calls: list[Any] = [
         (model.tokenize("x"), ("encode", "x", False, False)), (model.detokenize([1]), ("decode", [1], False)),
         (model.step([]), ("step", [], True)), (model.generate("x"), ("complete", "x", usual)),
-        (model.chat([]), ("chat", [], usual)), (model.candidates("x"), ("candidates", "x", usual, 1, 0)),
+        (model.chat([]), ("chat", [], usual)), (model.candidates("x"), ("candidates", "x", usual, 1, 0, 0.0)),
         (model.rerank("x", ["y"]), ("rerank", "x", ["y"], False)), (model.sequence(), ("sequence",)),
     ]  # fmt: skip
     assert told == [said for _, said in calls] and [made for made, _ in calls] == [said[0] for _, said in calls]

@@ -175,7 +175,7 @@ def test_ids_of_unknown_or_collected_images_are_refused(opened):
     sequence.close()
     with pytest.raises(UsageError, match="token ids"):
         engine.sequence().append(ids)
-    with pytest.raises(UsageError, match="rows have 7 columns"):
+    with pytest.raises(UsageError, match="rows must have 256 columns"):
         engine.register_image(ImageEmbedding(b"wide", np.zeros((1, 7), np.float32)))
     with pytest.raises(UsageError, match="rows"):
         engine.register_image(ImageEmbedding(b"long", np.zeros((513, embedded.shape[1]), np.float32), is_whole=True))

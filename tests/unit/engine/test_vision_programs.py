@@ -10,6 +10,7 @@ from localllm.arch.vision import clip
 from localllm.engine import clip_encoder as pairs
 from localllm.engine import vision_encoder as pictures
 from localllm.engine.clip_encoder import ClipEncoder, dequantize_rows
+from localllm.engine.cpu.program import StreamingRunner
 from localllm.engine.vision_encoder import VisionEncoder, VisionProgram, trace_program, trace_programs
 from localllm.errors import ModelError
 from tests.unit.engine.trace.test_recorder import tensor, w
@@ -167,11 +168,11 @@ def test_a_program_has_memory_for_all_rows(monkeypatch, rows, pages):
     assert (threads, progress, named, program_of_part.close) == (
         3,
         "progress",
-        {"keeps": False, "streams": True},
+        {"keeps": False, "make_runner": StreamingRunner},
         "close",
     )
     VisionProgram(part, H, options)
-    assert calls[-1][1] == {"keeps": False, "streams": False}
+    assert calls[-1][1] == {"keeps": False, "make_runner": None}
 
 
 def test_clip_compiles_two_programs_each_for_pictures_and_texts(programs, monkeypatch):

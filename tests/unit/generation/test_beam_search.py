@@ -225,6 +225,34 @@ def test_beam_search_equals_its_definition(seed, levels, ending, end_ids, prompt
     assert run_search(engine, tokenizer, prompt, beams=beams, max_tokens=max_tokens, stop=stop) == results[:1]
 
 
+@pytest.mark.parametrize("penalty", [-1.0, 0.0, 1.0, 2.0])
+def test_a_length_penalty_ranks_beams_by_their_length(penalty: float):
+    row, prompt, tokenizer = random_table(31, levels=50, ending=1.0), [3, 2], Letters()
+    task = PromptTask(prompt, tokenizer.stream(), GenerationOptions(8))
+    answers = generate_answers(PrefixCache(FakeSequences(VOCAB, row)), tokenizer, task, 6, 6, penalty)
+    per_length = [
+        answer.logprob / (len(answer.tokens) + (answer.finish_reason == "stop")) ** penalty for answer in answers
+    ]
+    assert per_length == sorted(per_length, reverse=True) and len({len(answer.tokens) for answer in answers}) > 1
+
+
+def test_a_high_length_penalty_gives_longer_answers():
+    row, tokenizer = random_table(31, levels=10, ending=1.0), Letters()
+    task = PromptTask([3, 2], tokenizer.stream(), GenerationOptions(8))
+    lengths = [
+        len(generate_answers(PrefixCache(FakeSequences(VOCAB, row)), tokenizer, task, 1, 6, penalty)[0].tokens)
+        for penalty in (-2.0, 3.0)
+    ]
+    assert lengths[0] < lengths[1]
+
+
+@pytest.mark.parametrize(("penalty", "beams"), [("1", 2), (True, 2), (float("nan"), 2), (1.0, 0)])
+def test_a_wrong_length_penalty_is_refused(penalty, beams: int):
+    task = PromptTask([3, 2], Letters().stream(), GenerationOptions(8))
+    with pytest.raises(UsageError, match=r"^length_penalty "):
+        generate_answers(PrefixCache(FakeSequences(VOCAB, random_table(1))), Letters(), task, 1, beams, penalty)
+
+
 def test_equal_texts_count_as_one_answer():
     """Keep the better one, also if its tokens differ."""
     candidates = [

@@ -481,7 +481,7 @@ def session_by_length(context: int = 64, start: int | None = None) -> Any:
     engine = SimpleNamespace(hyperparameters=SimpleNamespace(start_token=start))
     session.cache = SimpleNamespace(context=context, engine=engine)
     session.tokenizer = SimpleNamespace(encode=lambda text, **how: [*range(len(text)), *how], chat_templates={})
-    session._choice = None
+    session.template_choice = None
     session.defaults = AnswerDefaults(options=GenerationOptions(sampling=SamplingOptions(top_k=7)))
     session.__dict__["template"] = SimpleNamespace(stops=("\nUser:",), warning=None, source="")
     session._encode_conversation = lambda messages, options: EncodedPrompt(
@@ -553,7 +553,7 @@ def test_complete_candidates_and_request_encode_their_prompt(monkeypatch):
     monkeypatch.setattr("localllm.generation.session.Generation", lambda *calls: calls)
     assert (session.candidates("abc"), session.candidates([3], None, 2, 3)) == (twice, twice)
     assert [(task.prompt, *others) for task, *others in calls] == [
-        ([0, 1, 2, "special", "bos"], 1, 0), ([3], 2, 3),
+        ([0, 1, 2, "special", "bos"], 1, 0, 0.0), ([3], 2, 3, 0.0),
     ]  # fmt: skip
     alone, several = session.request([3, 4]), session.request([3], GenerationOptions(max_tokens=5), 2, "key")
     assert (alone.prompt, alone.n, alone.key, several.n, several.key) == ([3, 4], 1, None, 2, "key")

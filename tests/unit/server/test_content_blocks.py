@@ -136,7 +136,7 @@ def test_metrics_count_requests_and_tokens():
         metrics.record_cancelled(request)
         metrics.record_cancelled(request)
     metrics.responses.update({("/b", 200): 2, ("/a", 404): 1})
-    lines = metrics.format(7, 8, {"memory_held_bytes": 5e9}).splitlines()
+    lines = metrics.format(7, 8, {"memory_held_bytes": 5e9}, {"read_bytes": 6.0}).splitlines()
     counts = dict(
         line.removeprefix("localllm_").rsplit(" ", 1) for line in lines if line[0] != "#" and "seconds" not in line
     )
@@ -144,7 +144,7 @@ def test_metrics_count_requests_and_tokens():
         'http_requests_total{path="/a",status="404"}': "1", 'http_requests_total{path="/b",status="200"}': "2",
         "answers_running": "7", "requests_waiting": "8", "requests_finished_total": "2", "requests_left_total": "4",
         "prompt_tokens_read_total": "15", "prompt_tokens_cached_total": "12", "tokens_written_total": "9",
-        "memory_held_bytes": "5e+09",
+        "memory_held_bytes": "5e+09", "weights_read_bytes_total": "6",
     }  # fmt: skip
     kinds = {line.split()[2].removeprefix("localllm_"): line.split()[3] for line in lines if line.startswith("# TYPE")}
     assert {name for name, kind in kinds.items() if kind == "gauge"} == {
@@ -153,7 +153,7 @@ def test_metrics_count_requests_and_tokens():
     assert {name for name, kind in kinds.items() if kind == "histogram"} == {
         "first_token_seconds", "between_tokens_seconds",
     }  # fmt: skip
-    assert "# HELP localllm_memory_held_bytes Memory held bytes." in lines and len(kinds) == 11
+    assert "# HELP localllm_memory_held_bytes Memory held bytes." in lines and len(kinds) == 12
 
 
 def test_embeddings_of_a_model_run_one_after_the_other():

@@ -64,14 +64,15 @@ def test_the_page_loads_nothing_from_elsewhere(served: Served):
 
 
 def test_the_page_can_be_used_without_a_mouse():
-    """Label every control, use real buttons, and announce new messages."""
+    """Label every control, use real buttons, and announce new text."""
     controls = Controls()
     controls.feed(SOURCE)
     tags = dict(controls.tags)
     assert controls.unlabelled == [] and controls.open == []
     assert ("lang", "en") in tags["html"].items() and "width=device-width" in str(controls.tags)
-    log = next(attributes for tag, attributes in controls.tags if tag == "main")
-    assert (log["role"], log["aria-live"], log["tabindex"]) == ("log", "polite", "0") and log["aria-label"]
+    log, spoken = (attributes for _, attributes in controls.tags if attributes.get("role") == "log")
+    assert (log["aria-live"], log["tabindex"]) == ("off", "0") and log["aria-label"]
+    assert spoken["aria-live"] == "polite" and spoken["aria-label"]
     assert all(attributes.get("type") in ("button", "submit") for tag, attributes in controls.tags if tag == "button")
     assert any(attributes.get("role") == "status" for _, attributes in controls.tags)
 
@@ -130,6 +131,8 @@ def test_conversations_are_not_for_other_sites(served: Served):
         ("GET", "/sessions"),
         ("GET", "/sessions/trip"),
         ("PUT", "/sessions/trip"),
+        ("PATCH", "/sessions/trip"),
+        ("DELETE", "/sessions/trip"),
         ("OPTIONS", "/sessions"),
     ):
         assert served.ask(method, address, None, {"Origin": "https://friend.example"}).status == 403
@@ -212,7 +215,7 @@ PAINTED = """(async () => {
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 def test_images_can_be_attached_in_a_browser(tmp_path, monkeypatch):
-    """Choose, paste, preview, remove and edit images, which reach the model.
+    """Choose, paste, drop, preview, remove and edit images, which reach the model and survive a reload.
 
     Do not save such a conversation, nor offer images to a model without a projector.
     """
@@ -251,6 +254,10 @@ def test_images_can_be_attached_in_a_browser(tmp_path, monkeypatch):
         browser.value("window.prompt = () => 'trip'; document.querySelector('#keep').click()")
         browser.until("document.querySelector('#status').textContent.includes('are not saved')")
         assert sessions.list_names() == []
+        attach("three.png", "document.dispatchEvent(Object.assign(new Event('drop'), { dataTransfer: files }))")
+        browser.reload("document.querySelectorAll('article').length === 2")
+        browser.until("[...document.querySelectorAll('canvas')].map((each) => each.width).join() === '60,60'")
+        assert browser.value("document.querySelectorAll('#attached canvas, article.user canvas').length") == 2
         browser.value("document.querySelector('article.user button').click()")
         assert browser.value("document.querySelectorAll('#attached canvas').length") == 1
         browser.value("$('fresh').click(); $('model').value = 'blind'; $('text').focus()")

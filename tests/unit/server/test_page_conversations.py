@@ -1,127 +1,16 @@
 """Test the page in headless Chromium: no question, answer or draft is lost or put in the wrong conversation."""
 
-import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from browser import CHROMIUM, Tab, tab
-from served import Served, scripted, serving
-from tiny_model import write_tiny_model
+from browser import CHROMIUM
+from chat_page import SCRIPT, WIDTHS, Page, contents, save_session
 
 from localllm.files.gguf.file import GGUFFile
 from localllm.services import sessions
-from tests.integration.test_serve import THINKS, until
+from tests.integration.test_serve import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
-
-SCRIPT = {
-    "rivers": "Rhine, Elbe, Oder.",
-    "long": "word " * 300,
-    "code": "Use `x` here:\n```python\nfirst = 1\nsecond = 'a long line " + "that goes on " * 20 + "'\n```\nDone.",
-    "think": "<think>Hm, well.</think>It is four.",
-}
-WIDTHS = (390, 1000)
-READY = "$('model').value && $('sessions').options.length"
-
-
-class Page:
-    """The page as a person uses it."""
-
-    def __init__(self, browser: Tab, served: Served):
-        self.browser, self.served = browser, served
-        self.value, self.until = browser.value, browser.until
-        self.resize(1000)
-        self.open()
-
-    def resize(self, width: int) -> None:
-        self.browser.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False
-        )
-
-    def open(self) -> None:
-        self.browser.call("Page.navigate", url=self.served.url)
-        self.until(f"location.href.startsWith({self.served.url!r}) && document.readyState === 'complete' && {READY}")
-
-    def reload(self) -> None:
-        self.browser.reload(READY)
-
-    def type(self, text: str) -> None:
-        self.value("$('text').focus()")
-        self.browser.write(text)
-
-    def send(self, text: str) -> None:
-        self.type(text)
-        self.browser.press("Enter", "\r", 13)
-
-    def ask(self, text: str) -> None:
-        """Send a question and wait for the answer."""
-        count = len(self.articles)
-        self.send(text)
-        self.until(f"document.querySelectorAll('article').length === {count + 2} && !$('send').hidden")
-
-    def choose(self, text: str) -> None:
-        """Choose a conversation by its text in the list."""
-        option = f"[...$('sessions').options].find((each) => each.textContent.startsWith({text!r}))"
-        self.until(f"Boolean({option})")
-        self.value(f"$('sessions').value = {option}.value, $('sessions').dispatchEvent(new Event('change'))")
-
-    def click(self, id: str) -> None:
-        self.value(f"$('{id}').click()")
-
-    def save_as(self, name: str) -> None:
-        self.value(f"window.prompt = () => {name!r}")
-        self.click("keep")
-
-    @property
-    def articles(self) -> list[str]:
-        return self.value("[...document.querySelectorAll('article > .said')].map((each) => each.textContent)")
-
-    def until_shown(self, *texts: str) -> None:
-        self.until(f"JSON.stringify({json.dumps(texts)}) === JSON.stringify({self.script_of_articles})")
-
-    script_of_articles = "[...document.querySelectorAll('article > .said')].map((each) => each.textContent)"
-
-    @property
-    def status(self) -> str:
-        return self.value("$('status').textContent")
-
-
-def contents(name: str) -> list[str]:
-    """Return the texts of a session, [] if it does not exist."""
-    return (
-        [message["content"] for message in sessions.read_session(name).messages] if sessions.has_session(name) else []
-    )
-
-
-def save_session(name: str, *texts: str) -> None:
-    """Save a conversation of these texts as `localllm chat` does."""
-    roles = ["user", "assistant"] * len(texts)
-    with sessions.SessionFile(name) as file:
-        file.write([{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)])
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    with tab(tmp_path_factory.mktemp("browser")) as opened:
-        yield opened
-
-
-@pytest.fixture
-def page(browser: Tab, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
-    """Serve two models with different weights; each test has its own origin and so its own storage."""
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    paths = [
-        str(write_tiny_model(tmp_path / f"{name}.gguf", seed, chat_template=THINKS)) for seed, name in enumerate("ab")
-    ]
-    models = {
-        name: lambda path=path: scripted(path, SCRIPT) for name, path in zip(("first", "second"), paths, strict=True)
-    }
-    browser.errors.clear()
-    with serving(models) as served:
-        yield Page(browser, served)
-        browser.call("Page.navigate", url="about:blank")
-    assert [error for error in browser.errors if "409 (Conflict)" not in error] == []
 
 
 def hold(page: Page, model: str = "first") -> Any:
@@ -213,7 +102,7 @@ def test_a_name_taken_during_an_answer_is_not_overwritten(page: Page):
 
 def test_a_name_given_while_an_answer_is_being_saved_is_used(page: Page):
     page.value(
-        "window.fetch = ((old) => async (path, ...more) => { if (path === 'sessions/silver') "
+        "window.fetch = ((old) => async (path, ...more) => { if (path === 'sessions/silver' && !window.go) "
         "await new Promise((resolve) => { window.go = resolve; }); return old(path, ...more); })(window.fetch)"
     )
     page.ask("silver")
@@ -223,6 +112,21 @@ def test_a_name_given_while_an_answer_is_being_saved_is_used(page: Page):
     page.value("window.go()")
     page.until("$('sessions').value === 'D1'")
     assert sessions.list_names() == ["D1"] and contents("D1") == ["silver", "SILVER"]
+
+
+def test_a_name_given_at_the_end_of_a_save_is_asked_for_once(page: Page):
+    page.value(
+        "window.bodies = []; window.fetch = ((old) => async (path, options = {}) => { if (options.method === 'PATCH') "
+        "window.bodies.push(options.body); if (path === 'sessions' && current.name && !window.go) "
+        "await new Promise((resolve) => { window.go = resolve; }); return old(path, options); })(window.fetch)"
+    )
+    page.ask("silver")
+    page.until("Boolean(window.go)")  # saved, and the list of names is being fetched
+    page.value("current.wish = 'D1'; current.saving = current.saving.then(() => move(current)); 0")
+    page.value("window.go()")
+    page.until("$('sessions').value === 'D1'")
+    page.value("current.saving.then(() => move(current))")
+    assert page.value("window.bodies.join()") == '{"name":"D1"}' and sessions.list_names() == ["D1"]
 
 
 def test_a_conversation_continued_elsewhere_is_not_overwritten(page: Page):

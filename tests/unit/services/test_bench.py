@@ -114,6 +114,15 @@ def test_the_warm_up_is_not_counted(course):
     assert steps == [f"pp64 (threads: 2): {step}" for step in ("warming up", "run 1 of 3", "run 2 of 3", "run 3 of 3")]
 
 
+def test_reads_from_the_disk_are_told_per_second(course):
+    engine, read = TimedEngine(0.5), count(0, 100)
+    runner = course(engine)
+    assert runner.measure(SpeedTestSpec(0, 2), 1).disk == 0
+    runner._read_statistics = lambda: {"read_bytes": next(read)}
+    result = runner.measure(SpeedTestSpec(0, 2), 1)
+    assert result.disk == pytest.approx(100 / 1.0) and result.to_dict()["disk_gb_per_s"] == pytest.approx(1e-7)
+
+
 def test_decode_runs_token_by_token_after_the_depth(course):
     engine, steps = TimedEngine(1 / 50), []
     result = course(engine, steps).measure(SpeedTestSpec(0, 3, depth=1000), repetitions=2)

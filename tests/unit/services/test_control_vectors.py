@@ -40,7 +40,7 @@ def reference_states(path, ids: list[int]) -> np.ndarray:
 @pytest.mark.parametrize("family", ["llama", "qwen3moe", "mamba2", "gemma3", "qwen35"])
 def test_states_are_the_outputs_of_the_layers_after_the_last_token(family, tmp_path):
     path = write_model(family, tmp_path / "model.gguf")
-    with StateReader(path, EngineOptions(2, kv_type="f32", shows_layers=True)) as reader:
+    with StateReader(path, EngineOptions(2, kv_type="f32")) as reader:
         encoded = [reader.encode(prompt) for prompt in PROMPTS]
         states = [*reader.read(PROMPTS)]
         assert reader.arch == GGUFFile.open(path).metadata["general.architecture"]
@@ -51,7 +51,7 @@ def test_states_are_the_outputs_of_the_layers_after_the_last_token(family, tmp_p
 
 def test_a_prompt_longer_than_a_run_shows_its_last_token(tmp_path):
     path = write_model("llama", tmp_path / "model.gguf")
-    with StateReader(path, EngineOptions(2, 2000, "f32", shows_layers=True)) as reader:
+    with StateReader(path, EngineOptions(2, 2000, "f32")) as reader:
         text = "hidden states " * 100
         ids = reader.encode(text)
         assert 512 < len(ids) <= 2000
@@ -63,14 +63,13 @@ def test_a_prompt_longer_than_a_run_shows_its_last_token(tmp_path):
 def test_a_vector_moves_the_output_of_the_layer_that_it_was_made_from(tmp_path):
     path = write_model("llama", tmp_path / "model.gguf")
     rng = np.random.default_rng(1)
-    options = EngineOptions(2, kv_type="f32", shows_layers=True)
+    options = EngineOptions(2, kv_type="f32")
     with StateReader(path, options) as reader:
         (before,) = reader.read(["a"])
     directions = rng.standard_normal(before.shape).astype(np.float32)
     write_control_vector(tmp_path / "v.gguf", "llama", directions)
-    changed = EngineOptions(
-        2, kv_type="f32", shows_layers=True, control_vectors=((str(tmp_path / "v.gguf"), 0.5),), control_layers=(1, 1)
-    )
+    vectors = ((str(tmp_path / "v.gguf"), 0.5),)
+    changed = EngineOptions(2, kv_type="f32", control_vectors=vectors, control_layers=(1, 1))
     with StateReader(path, changed) as reader:
         (after,) = reader.read(["a"])
     np.testing.assert_allclose(after[0], before[0] + 0.5 * directions[0], atol=1e-5)
@@ -155,19 +154,16 @@ def test_models_without_such_layers_are_refused(tmp_path):
     for family in ("t5", "bert"):
         path = write_model(family, tmp_path / f"{family}.gguf")
         with pytest.raises(ModelError, match=f"not supported for {family} models"):
-            StateReader(path, EngineOptions(1, shows_layers=True))
+            StateReader(path, EngineOptions(1))
 
 
 def test_an_architecture_that_does_not_export_its_layers_is_refused(tmp_path):
     path = write_model("deepseek4", tmp_path / "model.gguf")
-    with (
-        StateReader(path, EngineOptions(1, shows_layers=True)) as reader,
-        pytest.raises(UnsupportedError, match="control vectors are not supported for deepseek4 models"),
-    ):
-        next(reader.read(["a"]))
+    with pytest.raises(UnsupportedError, match="hidden states of deepseek4 models cannot be read"):
+        StateReader(path, EngineOptions(1))
 
 
 def test_a_prompt_longer_than_the_context_is_refused(tmp_path):
     path = write_model("llama", tmp_path / "model.gguf")
-    with StateReader(path, EngineOptions(1, 2, shows_layers=True)) as reader, pytest.raises(ContextError):
+    with StateReader(path, EngineOptions(1, 2)) as reader, pytest.raises(ContextError):
         next(reader.read(["a longer prompt"]))

@@ -536,3 +536,33 @@ def test_the_editors_event_loop_handles_signals(name: str):
         return asyncio.get_running_loop().remove_signal_handler(getattr(signal, name))
 
     assert asyncio.run(heard())
+
+
+# ---- search and Markdown
+
+
+@pytest.fixture
+def trip(folder: Path) -> None:
+    with SessionFile("trip") as file:
+        file.write(
+            [
+                {"role": "user", "content": "When does the train\nto Rome leave?"},
+                {"role": "assistant", "content": "At **nine**.", "reasoning_content": "The timetable."},
+            ]
+        )
+
+
+def test_search_prints_each_line_with_the_text(trip: None, cli):
+    assert cli("sessions", "search", "ROME") == (0, "trip:1: user: to Rome leave?\n", "")
+    assert cli("sessions", "search", "t")[1].count("\n") == 3
+    assert cli("sessions", "search", "Milan") == (0, "", "localllm: no session has 'Milan'\n")
+    code, _, err = cli("sessions", "search")
+    assert code == 2 and "the text to search for is missing" in err
+
+
+def test_a_session_is_shown_as_markdown(trip: None, cli):
+    text = (
+        "# trip\n\n## User\n\nWhen does the train\nto Rome leave?\n\n## Assistant\n\n> The timetable.\n\nAt **nine**.\n"
+    )
+    assert cli("sessions", "show", "trip", "--md") == (0, text, "")
+    assert cli("sessions", "--md")[0] == 2

@@ -31,7 +31,7 @@ from tests.test_layers import SOURCES
 
 # Folders and locks of other systems are made up on one that has POSIX's names.
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
-CONCERNS = {"control_groups", "cpu", "files", "locks", "memory", "processes", "terminal"}
+CONCERNS = {"control_groups", "cpu", "direct_reads", "files", "locks", "memory", "processes", "terminal"}
 # Modules that a system lacks, and questions about which it is. `signal` and `mmap` are everywhere; some names are not.
 MODULES = {"fcntl", "grp", "msvcrt", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty", "winreg", "_winapi"}
 NAMES = re.compile(

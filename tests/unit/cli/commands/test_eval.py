@@ -1,5 +1,6 @@
 """Test localllm eval: its table, JSON, comparisons, stored answers, and refused command lines."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -121,3 +122,25 @@ def test_eval_answers_the_questions_of_the_docs():
         for record, answer in zip(questions.records, answers, strict=True)
     ]
     assert set(questions.grade(results).values()) == {""}
+
+
+def test_groups_are_counted_apart(tiny: str, tmp_path: Path, cli):
+    questions = [{"prompt": "a", "grader": "regex", "answer": answer, "group": group}
+                 for answer, group in (("", "x"), ("^never$", "x"), ("", 7))]  # fmt: skip
+    questions.append({"prompt": "a", "grader": "regex", "answer": "^never$"})
+    path = tmp_path / "q.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in questions), encoding="utf-8")
+    lines = cli("eval", tiny, path, "-n", "2")[1].splitlines()
+    assert [line.split()[0:4] for line in lines[1:]] == [
+        [tiny, "2", "4", "50.0%"], ["x", "1", "2", "50.0%"], ["7", "1", "1", "100.0%"],
+    ]  # fmt: skip
+    rows = [*csv.reader(cli("eval", tiny, path, "-n", "2", "--csv")[1].splitlines())]
+    assert rows[0] == ["model", "group", "right", "of", "share", "low", "high"]
+    assert [row[:5] for row in rows[1:]] == [
+        [tiny, "", "2", "4", "0.5"], [tiny, "x", "1", "2", "0.5"], [tiny, "7", "1", "1", "1.0"],
+    ]  # fmt: skip
+    facts = json.loads(cli("eval", tiny, path, "-n", "2", "--json")[1])["models"][0]
+    assert {name: (each["correct"], each["total"]) for name, each in facts["groups"].items()} == {
+        "x": (1, 2), "7": (1, 1),
+    }  # fmt: skip
+    assert cli("eval", tiny, path, "--csv", "--json")[0] == 2

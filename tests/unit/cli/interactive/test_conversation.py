@@ -179,7 +179,7 @@ def test_reasoning_is_shown_or_hidden(talk: TerminalConversation, say: Say, monk
     drawn = SimpleNamespace(
         push=lambda text, is_thought: shown.append((text, is_thought)), end=lambda: shown.append("end")
     )
-    monkeypatch.setattr(conversation, "make_page", lambda markdown: drawn)
+    monkeypatch.setattr(conversation, "make_page", lambda markdown, names_answer: drawn)
     say("a", Answer((REASONING, "Hm"), "Yes"))
     assert shown == [("Hm", True), ("Yes", False), "end"]
     shown.clear()
@@ -196,7 +196,7 @@ def test_hidden_reasoning_shows_its_progress(talk: TerminalConversation, say: Sa
     """Erase the progress line before anything else is shown."""
     shown = list[str]()
     drawn = SimpleNamespace(push=lambda text, is_thought: shown.append(text), end=lambda: shown.append("end"))
-    monkeypatch.setattr(conversation, "make_page", lambda markdown: drawn)
+    monkeypatch.setattr(conversation, "make_page", lambda markdown, names_answer: drawn)
     talk._line = SimpleNamespace(show=shown.append, clear=lambda: shown.append("clear"))
     talk.shows_reasoning = False
     say("q", Answer((REASONING, "Hm"), (REASONING, "."), "Yes"))
@@ -605,7 +605,7 @@ def test_a_session_is_saved_at_the_end_once_the_disk_has_room(talk: TerminalConv
 def test_an_answer_with_reasoning_only_is_kept(talk: TerminalConversation, say: Say, monkeypatch):
     shown = list[str]()
     drawn = SimpleNamespace(push=lambda text, is_thought: None, end=lambda: shown.append("end"))
-    monkeypatch.setattr(conversation, "make_page", lambda markdown: drawn)
+    monkeypatch.setattr(conversation, "make_page", lambda markdown, names_answer: drawn)
     say("q", Answer((REASONING, "Hm"), KeyboardInterrupt()))  # nothing was said
     assert talk.lines == [] and shown == ["end"]
     say("r", Answer("a", KeyboardInterrupt()))

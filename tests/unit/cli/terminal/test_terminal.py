@@ -274,7 +274,8 @@ def test_chat_continues_after_errors_until_ctrl_d(monkeypatch, capsys):
 
     monkeypatch.setattr(line_editor, "make_editor", lambda complete: SimpleNamespace(read=read))
     monkeypatch.setattr(chat, "say_dim", dimmed.append)
-    chat.run_loop(SimpleNamespace(ask=ask), lambda path: pytest.fail(path), ExitStack())
+    talk = SimpleNamespace(ask=ask, attach_dropped=lambda text: text)
+    chat.run_loop(talk, lambda path: pytest.fail(path), ExitStack())
     assert (asked, dimmed, next(lines)) == (
         ["a", "wrong", "stop"],
         ["to leave, press Ctrl-D or type /exit", "interrupted"],

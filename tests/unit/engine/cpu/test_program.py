@@ -204,16 +204,17 @@ def test_compiling_a_program_wires_its_target_tape_library_and_threads(monkeypat
 
     memory = [object.__new__(ReservedMemory), np.zeros(2), object.__new__(ReservedMemory)]
     target = SimpleNamespace(variants=SimpleNamespace(list_all_names=lambda: ["later"], limits={20}), uses_tiles=False)
-    tape = SimpleNamespace(kernels={"k"}, steps="steps", memory=memory, finish=lambda *given: given)
+    tape = SimpleNamespace(kernels={"k"}, steps=(), memory=memory, finish=lambda *given: given)
     library = SimpleNamespace(addresses="addresses", warning=None)
     walker = SimpleNamespace(run="run", close=None)
     for name, value in (
         ("create_target", target), ("optimize_graph", "prepared"), ("Tape", tape), ("TapeThreads", walker),
                         ("lower_operations", SimpleNamespace(all="lowered")), ("KernelLibrary", library),
-                        ("StreamingRunner", SimpleNamespace(run="passing"))):  # fmt: skip
+                        ):  # fmt: skip
         keep(name, value)
+    make_runner = (lambda *given: calls.update(runner=given) or SimpleNamespace(run="passing")) if passes else None
     operations, places = [SimpleNamespace(output=SimpleNamespace(columns=5))], SimpleNamespace(header=RunHeader(9))
-    program = program_module.compile_program(operations, places, 3, "progress", "given", keeps=False, streams=passes)
+    program = program_module.compile_program(operations, places, 3, "progress", "given", False, make_runner)
     assert calls["create_target"] == (3, 9, False, {}) and calls["optimize_graph"] == (operations, target, {})
     assert calls["lower_operations"] == ("prepared", target, places, {"exported": "given"}) and calls["Tape"] == (
         "lowered",
@@ -222,11 +223,12 @@ def test_compiling_a_program_wires_its_target_tape_library_and_threads(monkeypat
     assert calls["KernelLibrary"] == ({"k", "run", "work"}, "progress", ["later"], {})
     assert calls["TapeThreads"] == (3, "addresses", ("addresses", 3), {"keep": (library, places, memory)})
     assert (program._memory, program._vocab_size) == ([memory[0], memory[2]], 5)
-    assert program._walk == ("passing" if passes else "run")
-    assert calls.get("StreamingRunner") == ((walker, "steps", {}) if passes else None)
+    assert program._walk == ("passing" if passes else "run") and calls.get("runner") == (
+        (walker, ()) if passes else None
+    )
     calls.clear()
     program_module.compile_program([SimpleNamespace(output=SimpleNamespace(columns=1)), *operations], places, 1, None)
-    assert calls["create_target"] == (1, 9, True, {}) and "StreamingRunner" not in calls
+    assert calls["create_target"] == (1, 9, True, {})
     assert program._loader._progress == "progress" and program._loader._variants is target.variants
 
 
@@ -311,7 +313,7 @@ def test_threads_run_all_steps_or_a_range_of_them(monkeypatch):
 def test_a_backend_compiles_a_program_for_each_use_and_closes_each_once(monkeypatch):
     compiled_programs, done = [], []
 
-    def compiled(operations, places, threads, progress, storage=None):
+    def compiled(operations, places, threads, progress, storage=None, make_runner=None):
         number = len(compiled_programs)
         compiled_programs.append((operations, places, threads, progress))
         return SimpleNamespace(warning=f"warning {number}", kernel_limits=[],
@@ -321,7 +323,7 @@ def test_a_backend_compiles_a_program_for_each_use_and_closes_each_once(monkeypa
 
     monkeypatch.setattr(backend, "compile_program", compiled)
     options = EngineOptions(threads=3, progress="shown")
-    span = SimpleNamespace(seen=None)
+    span = SimpleNamespace(seen=None, hook=None)
     for context, room in ((100, BATCH), (1000, 1000)):
         compiled_programs.clear()
         tested = CpuBackend(["model"], [], context, options, ["encoder"])
@@ -390,7 +392,7 @@ def test_a_backend_compiles_one_image_program_for_each_type_of_attention(monkeyp
         return f"rows {is_whole}"
 
     tested = CpuBackend(["model"], [], 100, options, rows=rows)
-    spans = [SimpleNamespace(seen=SimpleNamespace(is_whole=is_whole)) for is_whole in (True, False, True)]
+    spans = [SimpleNamespace(seen=SimpleNamespace(is_whole=is_whole), hook=None) for is_whole in (True, False, True)]
     assert [tested.run([span], False) for span in spans] == [
         ("rows True", spans[0], False), ("rows False", spans[1], False), ("rows True", spans[2], False),
     ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 import os
 import random
+import sys
 import time
 from types import SimpleNamespace
 
@@ -11,8 +12,9 @@ from adapters import random_adapter, supported_names
 from models import write_model
 
 from localllm.engine import backend
-from localllm.engine.cpu import read_ahead, weight_stream
+from localllm.engine.cpu import memory_watch, read_ahead, weight_stream
 from localllm.engine.cpu.expert_cache import ExpertCache, ExpertStack, Mixture
+from localllm.engine.cpu.memory_watch import MAX_LEFT, MIN_LEFT, MemoryWatch
 from localllm.engine.cpu.read_ahead import ReadAhead
 from localllm.engine.cpu.weight_stream import SLOTS, choose_held, choose_slot_bytes
 from localllm.engine.engine import Engine
@@ -20,6 +22,7 @@ from localllm.engine.lower import tape
 from localllm.engine.options import EngineOptions
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.files.gguf.file import GGUFFile
+from localllm.system.direct_reads import DirectFile
 
 IDS = [5, 17, 99, 3, 200, 41, 7]
 
@@ -89,15 +92,15 @@ def test_streamed_weights_can_have_adapters(llama):
 
 
 def test_a_slow_disk_changes_no_bit(llama, monkeypatch):
-    read_at, chance = read_ahead.read_at, random.Random(1)
+    read_into, chance = DirectFile.read_into, random.Random(1)
 
     def read_slowly(*arguments):
         time.sleep(chance.random() / 1000)
-        return read_at(*arguments)
+        return read_into(*arguments)
 
     whole = open_engine(llama, None)
     expected = run_engine(whole)
-    monkeypatch.setattr(read_ahead, "read_at", read_slowly)
+    monkeypatch.setattr(DirectFile, "read_into", read_slowly)
     streamed = open_engine(llama, 0.3)
     np.testing.assert_array_equal(run_engine(streamed), expected)
     assert streamed.get_disk_statistics()["waited_s"] > 0 and whole.get_disk_statistics() == {}
@@ -105,21 +108,62 @@ def test_a_slow_disk_changes_no_bit(llama, monkeypatch):
     streamed.close()
 
 
+@pytest.mark.parametrize(("family", "share"), [("llama", 0.75), ("llama", 0.85), ("qwen3moe", 0.6), ("qwen3moe", 0.9)])
+def test_memory_given_back_and_taken_again_changes_no_bit(family, share, tmp_path, monkeypatch):
+    """Let the system run short of memory at random moments, by random amounts."""
+    file, chance, returned = GGUFFile.open(write_model(family, tmp_path / "model.gguf")), random.Random(3), []
+    whole, streamed = open_engine(file, None), open_engine(file, share)
+    expected = run_engine(whole)
+    np.testing.assert_array_equal(run_engine(streamed), expected)
+
+    def measure(self, taken):
+        returned.append(taken)
+        return chance.choice([0, 0, file.nbytes // 8, -min(taken, file.nbytes // 4)])
+
+    monkeypatch.setattr(MemoryWatch, "measure", measure)
+    for _ in range(6):
+        np.testing.assert_array_equal(run_engine(streamed), expected)
+    assert 0 == min(returned) < max(returned) < file.nbytes
+    monkeypatch.setattr(MemoryWatch, "measure", lambda self, taken: -taken)
+    run_engine(streamed)
+    assert streamed.get_disk_statistics()["returned_bytes"] == 0
+    whole.close()
+    streamed.close()
+
+
+def test_a_watch_asks_for_memory_when_half_of_what_was_left_is_gone(monkeypatch):
+    left, watch = [400 << 20], MemoryWatch()
+    monkeypatch.setattr(memory_watch, "get_available_memory", lambda: left[0])
+    monkeypatch.setattr(memory_watch, "CHECK_SECONDS", 0.0)
+    assert watch.measure(0) == 0
+    left[0] = 250 << 20
+    assert watch.measure(0) == 0
+    left[0] = 150 << 20
+    assert watch.measure(0) == 250 << 20
+    left[0] = 500 << 20
+    assert watch.measure(250 << 20) == 0
+    left[0] = 700 << 20
+    assert watch.measure(250 << 20) == -(100 << 20)
+    left[0] = 10 << 30
+    assert watch.measure(250 << 20) == -(250 << 20)
+    assert MIN_LEFT < 200 << 20 < MAX_LEFT
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3moe"])
 @pytest.mark.parametrize("number", range(0, 60, 2))
 def test_an_error_of_the_disk_ends_one_run_only(tmp_path, monkeypatch, family, number):
-    read_at, left = read_ahead.read_at, [number]
+    read_into, left = DirectFile.read_into, [number]
 
     def fail_once(*arguments):
         left[0] -= 1
         if left[0] == -1:
             raise OSError(5, "Input/output error")
-        return read_at(*arguments)
+        return read_into(*arguments)
 
     file = GGUFFile.open(write_model(family, tmp_path / "model.gguf"))
     whole = open_engine(file, None)
     expected = run_engine(whole)
-    monkeypatch.setattr(read_ahead, "read_at", fail_once)
+    monkeypatch.setattr(DirectFile, "read_into", fail_once)
     streamed = open_engine(file, 0.3 if family == "llama" else 0.6)
     with pytest.raises(ModelError, match=r"model\.gguf: cannot be read: Input/output error"):
         for _ in range(3):
@@ -150,6 +194,7 @@ def test_an_interrupted_run_can_be_repeated(tmp_path, monkeypatch, family):
     streamed.close()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a mapped file cannot be removed or shortened on Windows")
 def test_a_file_that_vanishes_or_shrinks_is_one_line(tmp_path):
     for change, message in ((os.remove, "cannot be read: No such file"), (lambda p: os.truncate(p, 4096), "shorter")):
         path = write_model("llama", tmp_path / "model.gguf")
@@ -224,10 +269,10 @@ def test_closing_ends_the_readers(llama):
 
 
 def test_memory_that_cannot_be_allocated_is_refused(llama, monkeypatch):
-    def refuse(size):
+    def refuse(size, huge):
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(weight_stream, "allocate_large", refuse)
+    monkeypatch.setattr(weight_stream, "MemoryRegion", refuse)
     with pytest.raises(MemoryLimitError, match="GB of memory for weights cannot be allocated"):
         open_engine(llama, 0.3)
 

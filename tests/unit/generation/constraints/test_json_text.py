@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,7 @@ def test_python_answers_are_compact_unless_white_space_is_kept(model):
     answer = model.chat([{"role": "user", "content": "end"}], 60, schema=PLACE)
     text = "".join(answer)
     assert text.startswith('{"city":"')
-    assert text.count("\n") == 0 and ": " not in text and "{ " not in text
+    assert not re.search(r"\s", re.sub(r'"([^"\\]|\\.)*"?', "", text))
     request: Request = model.session.request(messages, gather_options(300, (), {"schema": PLACE}))
     assert request.task.options.constraint.is_compact
 

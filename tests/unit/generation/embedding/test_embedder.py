@@ -384,6 +384,7 @@ def reranker_of(
     reader.read = lambda *call: reader.heard.append(call) or np.array([[len(ids)] for ids in call[0]], np.float32)
     monkeypatch.setattr("localllm.engine.embedding_runner.EmbeddingRunner", lambda file, pooling, options: reader)
     monkeypatch.setattr(reranking, "require_reranker", lambda file: None)
+    monkeypatch.setattr(reranking, "has_head", lambda file: True)
     metadata = {} if labels is None else {"x.classifier.output_labels": labels}
     return Reranker(SimpleNamespace(path="/r.gguf", metadata=metadata), tokenizer, None)
 

@@ -205,7 +205,7 @@ def test_perplexity_scores_hellaswag_winogrande_and_binary_tasks(tiny: str, tmp_
         ("x --winogrande --winogrande-tasks -5", "--winogrande-tasks must be 0 or greater, not -5"),
         (
             "x --hellaswag --chunks 2",
-            "--hellaswag scores tasks, so it cannot be combined with options for chunks or logits",
+            "--hellaswag scores tasks, so it cannot be combined with options for chunks, logits or tokens",
         ),
         ("--hellaswag", "TEXT is missing: give a file of HellaSwag tasks"),
         ("missing --multiple-choice", "missing: cannot be read: No such file or directory"),

@@ -153,7 +153,7 @@ def test_a_known_name_resolves_to_its_downloaded_file(folder):
         resolve_model("qwen3-4b")
     assert failure.value.exit_code == 3
     put(folder, "Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q8_0.gguf")
-    with pytest.raises(MissingError, match=r"`localllm pull Qwen3-4B:q5_0`$"):
+    with pytest.raises(MissingError, match=r"`localllm pull Qwen3-4B:q5_0`; of its family, qwen3-4b:Q8_0 is here$"):
         resolve_model("Qwen3-4B:q5_0")
     assert (
         resolve_model("qwen3-4b") == resolve_model("QWEN3-4B:q8_0") == f"{folder}/Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q8_0.gguf"
@@ -359,7 +359,7 @@ def test_models_are_removed_by_any_of_their_names(folder, tmp_path):
     assert last.size == len("a/b/y-Q8_0.gguf" + "a/b/mmproj-x.gguf" + "a/b/mmproj-y.gguf.0f.partial")
     assert last.to_dict() == {
         "name": "hf:a/b:Q8_0", "path": str(last.path), "bytes": last.size, "quantization": "Q8_0",
-        "files": [str(path) for path in last.files], "complete": True, "kind": "model",
+        "files": [str(path) for path in last.files], "complete": True, "kind": "model", "format": "Q8_0",
     }  # fmt: skip
     assert find_removable("mine").to_dict()["quantization"] is None
 

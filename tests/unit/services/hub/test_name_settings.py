@@ -152,6 +152,19 @@ def test_switching_the_model_of_a_chat_applies_the_new_names_settings(models: Pa
     ]
 
 
+def test_switching_the_model_of_a_chat_ends_the_first_names_settings(models: Path, monkeypatch):
+    heard = list[Any]()
+
+    def stand_in(conversation: Any, name: str, open_model: Any) -> None:
+        heard.extend(NameSettings.load(each) for each in ("mario", "base"))
+
+    invoke_chat(monkeypatch, stand_in, "mario", "--temp", "0.5")
+    assert [each.engine.context for each in heard] == [64, None]
+    assert [each.generation.stop for each in heard] == [("!",), ()] and heard[1].system is None
+    assert [each.generation.max_tokens for each in heard] == [3, None]
+    assert [each.generation.sampling.explicit for each in heard] == [{"temperature": 0.5, "top_k": 7}] * 2
+
+
 def invoke_chat(monkeypatch: pytest.MonkeyPatch, at_start: Any, *words: str) -> None:
     """Run `chat` until it would read questions."""
     from localllm.cli.commands import chat

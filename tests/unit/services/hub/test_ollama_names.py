@@ -86,3 +86,49 @@ def test_a_suggestion_has_the_requested_size(name: str, end: str):
     suggested = re.findall(r"[a-z]+[\w.]*-[\w.-]+", str(unknown.value).partition("did you mean")[2])
     size = parse_name(name).size
     assert all(size in ("", parse_name(each).size) for each in suggested if each in load_registry())
+
+
+# ---- files in the models folder by Ollama's names
+
+
+@pytest.fixture
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put files with usual names into the models folder."""
+    monkeypatch.setenv("LOCALLLM_MODELS", str(tmp_path))
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "none"))
+    for name in (
+        "qwen2.5-coder-0.5b-instruct-q4_k_m", "Meta-Llama-3-8B-Instruct.Q4_K_M", "Meta-Llama-3-8B-Instruct.Q8_0",
+        "zephyr-3b-Q5_0", "zephyr-3b-Q8_0", "gemma-3-270m-it-F16",
+    ):  # fmt: skip
+        (tmp_path / f"{name}.gguf").write_bytes(b"")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("qwen2.5-coder:0.5b", "qwen2.5-coder-0.5b-instruct-q4_k_m"),
+        ("qwen2.5-coder:0.5b-instruct-q4_K_M", "qwen2.5-coder-0.5b-instruct-q4_k_m"),
+        ("llama3", "Meta-Llama-3-8B-Instruct.Q4_K_M"),
+        ("llama3:latest", "Meta-Llama-3-8B-Instruct.Q4_K_M"),
+        ("library/llama3:8b-instruct-q8_0", "Meta-Llama-3-8B-Instruct.Q8_0"),
+        ("zephyr:3b-q8_0", "zephyr-3b-Q8_0"),
+        ("gemma3:270m", "gemma-3-270m-it-F16"),
+    ],
+)
+def test_an_ollama_name_finds_the_file_of_its_family_size_and_quantization(local: Path, name: str, file: str):
+    assert resolve_model(name) == str(local / f"{file}.gguf")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("zephyr:3b", "did you mean zephyr-3b-Q5_0 or zephyr-3b-Q8_0"),
+        ("qwen2.5-coder", r"pull qwen2.5-coder-7b` .*; of its family, qwen2.5-coder-0.5b-instruct-q4_k_m is here$"),
+        ("qwen2.5-coder:1.5b", r"pull qwen2.5-coder-1.5b` .*; of its family, qwen2.5-coder-0.5b-instruct-q4_k_m is"),
+        ("qwen2.5-coder:9b", "in the size 9b; there are qwen2.5-coder-0.5b-instruct-q4_k_m, qwen2.5-coder-1.5b"),
+    ],
+)
+def test_files_of_the_family_are_suggested(local: Path, name: str, message: str):
+    with pytest.raises(ModelError, match=message):
+        resolve_model(name)

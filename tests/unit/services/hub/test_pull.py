@@ -699,7 +699,7 @@ def test_pull_list_run_and_rm_share_the_name_of_a_model(cli, hub, models):
     assert (code, listed["name"], listed["path"], listed["quantization"]) == (0, name, str(path), "Q4_K_M")
     assert (listed["bytes"], listed["complete"], listed["files"]) == (len(models[0]), True, [str(path)])
     code, out, _ = cli("list")
-    assert out.splitlines()[1].split() == [name, *format_size(len(models[0])).split(), "Q4_K_M", str(path)]
+    assert out.splitlines()[1].split() == [name, *format_size(len(models[0])).split(), "F32", str(path)]
     _, by_name, _ = cli("run", name, "-p", "hello", "--temp", "0", "-n", "3")
     assert by_name and cli("run", path, "-p", "hello", "--temp", "0", "-n", "3")[1] == by_name
     assert cli("inspect", name, "--json")[:2] == cli("inspect", path, "--json")[:2]

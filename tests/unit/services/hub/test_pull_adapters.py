@@ -49,7 +49,7 @@ def folder(files, tiny: str, tmp_path: Path, monkeypatch) -> Path:
 def test_list_tells_adapters_from_models(folder: Path, cli):
     rows = [line.rsplit("  ", 1)[0].split("B  ") for line in cli("list")[1].splitlines()[1:]]
     assert [(row[0].split()[0], row[-1].strip()) for row in rows] == [
-        ("base", ""), ("happy", "control vector"), ("poet", "adapter"),
+        ("base", "F32"), ("happy", "F32 control vector"), ("poet", "F32 adapter"),
     ]  # fmt: skip
     kinds = {row["name"]: row["kind"] for row in json.loads(cli("list", "--json")[1])["models"]}
     assert kinds == {"base": "model", "happy": "control vector", "poet": "adapter"}

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,14 @@ from localllm.services.hub import huggingface, pull
 from localllm.services.hub.catalogue import MissingError, load_registry
 from localllm.services.inspection import fit
 from localllm.services.inspection import fit as ranking
-from localllm.services.inspection.fit import SHARE, WORKING_BYTES, describe_file, estimate_fit, find_longest_context
+from localllm.services.inspection.fit import (
+    SHARE,
+    WORKING_BYTES,
+    describe_file,
+    estimate_fit,
+    estimate_streaming,
+    find_longest_context,
+)
 from localllm.services.inspection.inspect import MatrixCosts
 
 
@@ -58,7 +66,8 @@ def test_only_stacked_expert_tensors_count_as_experts():
         costs = MatrixCosts.from_tensors(tensors(EMBEDDING, OUTPUT, tensor), 2)
         assert costs.weight_bytes == usual.weight_bytes + nbytes(*tensor[1])
         assert (costs.per_token, costs.per_logits) == (np.prod(tensor[1]), 6400)
-    assert MatrixCosts.from_tensors(tensors(EMBEDDING, OUTPUT, EXPERTS)) == usual
+    unused = MatrixCosts.from_tensors(tensors(EMBEDDING, OUTPUT, EXPERTS))
+    assert unused == replace(usual, all_expert_bytes=8 * nbytes(32, 64))
 
 
 def test_the_number_of_used_experts_is_read_from_the_metadata():
@@ -68,6 +77,23 @@ def test_the_number_of_used_experts_is_read_from_the_metadata():
     assert MatrixCosts.from_file(file) == MatrixCosts.from_tensors(file.tensors, 3)
     file.metadata = {"general.architecture": "y"}
     assert MatrixCosts.from_file(file).per_token == 0
+
+
+@pytest.mark.parametrize(
+    ("costs", "available", "held", "read"),
+    [
+        (MatrixCosts(1000, 1, 1), 600, 600, 400),
+        (MatrixCosts(1000, 1, 1, 200, 1600), 800 + 1200, 2000, 50),  # three quarters of the experts are cached
+        (MatrixCosts(1000, 1, 1, 200, 1600), 600, 600, 400),
+    ],
+)
+def test_a_model_larger_than_memory_is_bound_by_the_disk(costs, available, held, read, monkeypatch, tmp_path):
+    monkeypatch.setattr(fit, "measure_disk", lambda file: 5000.0)
+    file: Any = SimpleNamespace(path=str(tmp_path))
+    found = estimate_streaming(file, costs, available + WORKING_BYTES, 1e12, lambda text: None)
+    assert found == {"held_bytes": held, "read_bytes": read, "disk_gbs": 5e-6, "tokens_per_s": 5000.0 / read}
+    file.path = str(tmp_path / "missing")
+    assert estimate_streaming(file, costs, available + WORKING_BYTES, 1e12, lambda text: None) is None
 
 
 def test_fit_estimates_memory_and_tokens_per_second():

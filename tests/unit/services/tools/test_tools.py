@@ -4,12 +4,13 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -232,10 +233,53 @@ def test_a_tool_that_appears_later_can_be_allowed_beforehand(tmp_path: Path, mon
         ToolCallRunner.create(box, ["t__c"], 5, None, ExitStack())
 
 
+@pytest.mark.sampled
+@pytest.mark.slow(4)
+def test_a_server_by_http_offers_its_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("mcp", reason="needs the extra localllm[mcp]")
+    from localllm.services.tools.box import Toolbox
+    from localllm.services.tools.mcp import McpServers
+
+    monkeypatch.setenv("TOKEN_HERE", "secret")
+    with socket.create_server(("127.0.0.1", 0)) as chosen:
+        port = chosen.getsockname()[1]
+    code = f"from mcp_calculator import server; server.run('streamable-http', host='127.0.0.1', port={port})"
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=SUPPORT, stderr=subprocess.DEVNULL)
+    try:
+        settings = {"url": f"http://127.0.0.1:{port}/mcp", "headers": {"Authorization": "Bearer ${TOKEN_HERE}"}}
+        wait_for_port(port)
+        with McpServers(mcp_file(tmp_path, calc=settings)) as servers:
+            box = Toolbox(servers.offered)
+            assert box.names == ["calc__add", "calc__fail", "calc__wait"]
+            assert perform(box, "calc__add", a=2, b=40) == ("42", False) and perform(box, "calc__fail").failed
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def wait_for_port(port: int) -> None:
+    for _ in range(200):
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.1)
+    raise AssertionError("the server does not listen")
+
+
+def test_a_server_by_http_that_does_not_answer_is_reported(tmp_path: Path):
+    pytest.importorskip("mcp", reason="needs the extra localllm[mcp]")
+    from localllm.errors import LocalllmError
+    from localllm.services.tools.mcp import McpServers
+
+    with pytest.raises(LocalllmError, match="the MCP server 'far' does not respond: "):
+        McpServers(mcp_file(tmp_path, far={"url": "http://127.0.0.1:1/mcp"}))
+
+
 @pytest.mark.parametrize(
     ("server", "message"),
     [
-        ({"url": "https://example.org/mcp"}, "has a url, which is not supported"),
+        ({"url": "ftp://example.org/mcp"}, "url must begin with http"),
+        ({"url": "https://example.org/mcp", "type": "sse"}, "type 'sse' is not supported"),
+        ({"url": "https://example.org/mcp", "headers": {"A": 1}}, "headers must be an object of strings"),
         ({"command": 5}, "command must be a string"),
         ({"command": "x", "args": "y"}, "args must be an array"),
         ({"command": "x", "env": {"A": 1}}, "env must be an object of strings"),

@@ -1,0 +1,58 @@
+"""Test Ollama's environment variables: what `serve` takes from them, and what it says."""
+
+import pytest
+
+from localllm.cli.ollama_variables import iter_variable_notes, read_ollama_defaults
+from localllm.cli.registry import list_params
+from tests.unit.cli.test_command import parsed
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "name", "value"),
+    [
+        ("OLLAMA_KEEP_ALIVE", "10m", "idle", 600.0),
+        ("OLLAMA_KEEP_ALIVE", "0", "idle", 0.0),
+        ("OLLAMA_KEEP_ALIVE", "-1", "idle", None),
+        ("OLLAMA_KEEP_ALIVE", "soon", "idle", None),
+        ("OLLAMA_CONTEXT_LENGTH", "8192", "context", 8192),
+        ("OLLAMA_CONTEXT_LENGTH", "0", "context", None),
+        ("OLLAMA_NUM_PARALLEL", "4", "parallel", 4),
+        ("OLLAMA_NUM_PARALLEL", "x", "parallel", None),
+        ("OLLAMA_KV_CACHE_TYPE", "Q8_0", "kv_type", "q8_0"),
+    ],
+)
+def test_serve_uses_variables_of_the_same_meaning(monkeypatch, variable: str, text: str, name: str, value: object):
+    monkeypatch.setenv(variable, text)
+    assert parsed("serve", "m")[name] == (value if value is not None else None)
+
+
+def test_options_and_config_override_ollamas_variables(monkeypatch, tmp_path, cli):
+    monkeypatch.setenv("OLLAMA_CONTEXT_LENGTH", "8192")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert "OLLAMA_CONTEXT_LENGTH" in cli("config", "serve")[1]
+    (tmp_path / "localllm").mkdir()
+    (tmp_path / "localllm" / "config.toml").write_text("[defaults]\ncontext = 99\n")
+    assert parsed("serve", "m")["context"] == 99 and parsed("serve", "m", "-c", "7")["context"] == 7
+    assert parsed("run", "m")["context"] == 99 and read_ollama_defaults("run", list_params("run")) == {}
+
+
+def test_serve_tells_what_it_uses_and_what_replaces_others(monkeypatch):
+    assert [*iter_variable_notes({})] == []
+    monkeypatch.setenv("OLLAMA_KEEP_ALIVE", "10m")
+    monkeypatch.setenv("OLLAMA_ORIGINS", "*")
+    assert [*iter_variable_notes(read_ollama_defaults("serve", list_params("serve")))] == [
+        "OLLAMA_KEEP_ALIVE=10m is used, as options of `serve` would be",
+        "ignored: OLLAMA_ORIGINS (use --allow-origin ORIGIN)",
+    ]
+
+
+def test_stop_asks_a_running_server_to_unload_a_model(cli, tiny: str):
+    from served import serving
+
+    with serving({"tiny": tiny}) as served:
+        served.post("/api/generate", {"model": "tiny"})
+        assert served.get("/api/ps").json["models"]
+        assert cli("stop", "tiny", "--endpoint", served.url) == (0, "", "")
+        assert served.get("/api/ps").json["models"] == []
+    code, _, err = cli("stop", "tiny", "--endpoint", served.url)
+    assert code == 1 and "cannot be reached" in err and err.count("\n") == 1
