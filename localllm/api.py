@@ -101,7 +101,7 @@ class Model(GenerationMixin, InspectionMixin):
     @property
     def is_diffusion(self) -> bool:
         """Return whether it is a diffusion model, which denoises positions in any order."""
-        return self.engine.hyperparameters.fills
+        return self.engine.hyperparameters.is_diffusion
 
     if not TYPE_CHECKING:  # names before 0.3
         sight, fills, written = map(RenamedAttribute, ("vision", "is_diffusion", "ngrams"))
@@ -175,7 +175,7 @@ class Model(GenerationMixin, InspectionMixin):
         precise: keep 16-bit activations; otherwise 8 bits, if there are many tokens. Raises the errors of
         Sequence.append.
         """
-        if self.engine.hyperparameters.fills:
+        if self.engine.hyperparameters.is_diffusion:
             return self.engine.forward_full(to_token_ids(ids))
         with closing(self.sequence()) as sequence:
             return sequence.append(to_token_ids(ids), "all", kernel_tokens=PRECISE_TOKENS if precise else 0)
@@ -394,7 +394,7 @@ def open_with_options(
         from localllm.text.builtin_templates import choose_template  # seldom needed
 
         choose_template(chat_template)
-    if hyperparameters.bidirectional and not hyperparameters.fills:
+    if hyperparameters.bidirectional and not hyperparameters.is_diffusion:
         from localllm.engine.embedding_runner import EmbeddingOnlyEngine  # seldom needed
 
         if options.lora or options.control_vectors:

@@ -6,8 +6,8 @@ from project import ROOT
 # Lines of Python. A package that becomes larger than its row by more than 2 %, or smaller by more than 5 %, fails:
 # change the row in the same commit, whose message says what the lines are for and what older ones they replace.
 BUDGET = {
-    "localllm/arch": 12_820,
-    "localllm/cli": 13_060,
+    "localllm/arch": 13_290,
+    "localllm/cli": 13_080,
     "localllm/compat": 1_345,
     "localllm/convert": 8_615,
     "localllm/engine": 12_600,
@@ -16,13 +16,13 @@ BUDGET = {
     "localllm/images": 347,
     "localllm/kernels": 17_900,
     "localllm/quantizing": 4_490,
-    "localllm/server": 6_020,
-    "localllm/services": 10_560,
+    "localllm/server": 6_170,
+    "localllm/services": 10_770,
     "localllm/system": 1_835,
     "localllm/text": 3_532,
     "quant": 3_300,
     "scripts": 15_420,
-    "tests": 94_300,
+    "tests": 96_250,
 }
 GROWTH, LOSS = 1.02, 0.95
 

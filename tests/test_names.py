@@ -29,9 +29,9 @@ PREPOSITION = re.compile(
     "|.*_(of|by|in|at|for|with|as|from|to)"
 )
 KEPT = re.compile(
-    "_*(after_in_child|before_head|behind_padding|by_context|by_name|bytes_of|continue_at|continue_with"
-    "|format_modified_at|get_values_for|in_first_eighth|in_last_eighth|in_one_stack|in_parts|in_rows|get_layout|limit_to"
-    "|most_bytes|most_grid|most_patches|occur_in|of_all|of_file|of_layer|of_tokens|parse_as|project_latent_from|read_at"
+    "_*(after_in_child|behind_padding|by_name|bytes_of|continue_at|continue_with"
+    "|format_modified_at|get_values_for|in_first_eighth|in_last_eighth|in_one_stack|in_parts|in_rows|limit_to"
+    "|most_bytes|occur_in|of_all|of_file|of_layer|of_tokens|parse_as|read_at"
     "|scale_at|scale_of|slice_of|stopped_by|switch_to|without_scaling|write_at|acquire_from|after_step|adapters_of)"
 )
 

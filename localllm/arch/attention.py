@@ -1,4 +1,4 @@
-"""Attention of most families: its hyperparameters, and the steps from its input to its output."""
+"""Compute grouped-query attention, as most families have it, from the layer's input to the heads' outputs."""
 
 from collections.abc import Sequence
 from dataclasses import field, replace
@@ -9,7 +9,7 @@ import numpy as np
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import PagedState
 from localllm.arch.metadata import HyperparameterReader, format_value
-from localllm.arch.rope import Rope, read_base, read_rope
+from localllm.arch.rope import RopeParameters, read_base, read_rope
 from localllm.arch.verbs import Activation, AttentionScores, Builder, Routing
 from localllm.arch.weights import Weight, Weights
 from localllm.errors import ModelError
@@ -19,19 +19,19 @@ RMS_EPSILON, LAYER_EPSILON = "attention.layer_norm_rms_epsilon", "attention.laye
 
 
 @frozen
-class Attention:
-    """Grouped-query attention: the head counts of each layer, with one head dimension for all."""
+class AttentionHyperparameters:
+    """Head counts by layer, head dimensions and RoPE of grouped-query attention."""
 
     heads: tuple[int, ...]
     kv_heads: tuple[int, ...]
     head_dim: int  # of queries and keys
-    rope: Rope
+    rope: RopeParameters
     value_dim: int
 
 
 def read_attention(
     fields: HyperparameterReader, interleaved: bool, every_layer: bool = True, own_values: bool = False
-) -> Attention:
+) -> AttentionHyperparameters:
     """Read the attention.* and rope.* keys. Raises ModelError.
 
     every_layer: every layer has key-value heads.  own_values: values may be shorter than keys.
@@ -51,14 +51,14 @@ def read_attention(
     value_dim = fields.read_count("attention.value_length", head_dim)
     if not own_values and value_dim != head_dim:
         raise fields.make_unsupported_error("attention.value_length must equal attention.key_length")
-    return Attention(heads, kv_heads, head_dim, read_rope(fields, head_dim, interleaved), value_dim)
+    return AttentionHyperparameters(heads, kv_heads, head_dim, read_rope(fields, head_dim, interleaved), value_dim)
 
 
 @frozen
-class Transformer(Hyperparameters):
-    """A model with attention in every layer."""
+class TransformerHyperparameters(Hyperparameters):
+    """Hyperparameters of a model that has attention in every layer."""
 
-    attention: Attention
+    attention: AttentionHyperparameters
     epsilon: float  # of its norms
     routing: Routing | None = field(default=None, kw_only=True)  # of tokens to experts
 
@@ -71,7 +71,7 @@ class Transformer(Hyperparameters):
         rotates_all: bool = False,
         own_values: bool = False,
     ) -> dict[str, Any]:
-        """Read the fields that all families have in common. Raises ModelError.
+        """Read the arguments that all subclasses share, by their names. Raises ModelError.
 
         rotates_all: refuse a file whose RoPE does not rotate whole heads.
         """
@@ -79,7 +79,7 @@ class Transformer(Hyperparameters):
         if rotates_all and attention.rope.dims != attention.head_dim:
             problem = f"must be {attention.head_dim}, the head dimension (found {attention.rope.dims})"
             raise fields.make_error(f"{fields.format_key('rope.dimension_count')} {problem}")
-        return {**fields.read_common(), "attention": attention, "epsilon": fields.read_epsilon(epsilon)}
+        return {**fields.read_common_fields(), "attention": attention, "epsilon": fields.read_epsilon(epsilon)}
 
     @property
     def scale(self) -> float:
@@ -91,10 +91,10 @@ class Transformer(Hyperparameters):
         return None
 
     def get_lookahead(self, layer: int) -> int:
-        """Return how many later tokens a token attends to in a layer."""
+        """Return the number of later tokens that a token attends to, 0 in a causal layer."""
         return 0
 
-    def get_rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> RopeParameters | None:
         """Return the RoPE of a layer's queries and keys, None for none."""
         return self.attention.rope
 
@@ -108,11 +108,11 @@ class Transformer(Hyperparameters):
 
 
 @frozen
-class WindowedTransformer(Transformer):
-    """A model whose layers may have attention windows.
+class WindowedTransformerHyperparameters(TransformerHyperparameters):
+    """Hyperparameters of a model with sliding attention windows in some layers.
 
     Attributes:
-        windows: by layer, in tokens, None for all tokens.
+        windows: each layer's window in tokens; None attends to all earlier tokens.
     """
 
     windows: tuple[int | None, ...]
@@ -122,25 +122,25 @@ class WindowedTransformer(Transformer):
 
 
 @frozen
-class LocalRopeTransformer(WindowedTransformer):
-    """A model whose layers with a window have another RoPE, `local_rope`."""
+class LocalRopeTransformerHyperparameters(WindowedTransformerHyperparameters):
+    """Hyperparameters of a model whose windowed layers rotate by `local_rope`, the others by `attention.rope`."""
 
-    local_rope: Rope
+    local_rope: RopeParameters
 
-    def get_rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> RopeParameters | None:
         return self.local_rope if self.windows[layer] else self.attention.rope
 
 
-def read_local_rope(fields: HyperparameterReader, rope: Rope) -> Rope:
-    """Read the RoPE of layers with a window: the given one, with another base if the file has one.
+def read_local_rope(fields: HyperparameterReader, rope: RopeParameters) -> RopeParameters:
+    """Return the RoPE of windowed layers: `rope`, with the base of rope.freq_base_swa if the file has it.
 
     Raises ModelError.
     """
     return replace(rope, base=read_base(fields, "rope.freq_base_swa", rope.base))
 
 
-def read_local_rope_dims(fields: HyperparameterReader, rope: Rope) -> Rope:
-    """Read the RoPE of layers with a window, which may rotate another number of dimensions.
+def read_local_rope_dims(fields: HyperparameterReader, rope: RopeParameters) -> RopeParameters:
+    """Read the RoPE of windowed layers like read_local_rope, and rope.dimension_count_swa.
 
     Raises ModelError.
     """
@@ -175,7 +175,7 @@ def read_windows(
     return tuple(None if period and layer % period == seeing else window for layer in range(layers))
 
 
-def project_qkv(b: Builder, w: Weights, h: Transformer, layer: int, x: Activation) -> list[Activation]:
+def project_qkv(b: Builder, w: Weights, h: TransformerHyperparameters, layer: int, x: Activation) -> list[Activation]:
     """Compute queries, keys and values, from three matrices or a fused one."""
     a, fused = h.attention, w.get("attn_qkv")
     rows = a.heads[layer] * a.head_dim, a.kv_heads[layer] * a.head_dim, a.kv_heads[layer] * a.value_dim
@@ -183,7 +183,7 @@ def project_qkv(b: Builder, w: Weights, h: Transformer, layer: int, x: Activatio
     return [b.linear(x, part) for part in parts]
 
 
-def select_rope_factors(b: Builder, w: Weights, h: Transformer) -> Weight | None:
+def select_rope_factors(b: Builder, w: Weights, h: TransformerHyperparameters) -> Weight | None:
     """Return the tensor that divides RoPE's frequencies.
 
     LongRoPE has two, chosen by the context (Ding et al. 2024).
@@ -192,13 +192,13 @@ def select_rope_factors(b: Builder, w: Weights, h: Transformer) -> Weight | None
         return factors
     if w.get("rope_factors_short") or w.get("rope_factors_long"):
         short, long = w.rope_factors_short, w.rope_factors_long
-        return b.by_context(short, long.require_shape(*short.shape), h.attention.rope.original_context)
+        return b.select_by_context(short, long.require_shape(*short.shape), h.attention.rope.original_context)
     return None
 
 
 def attend(
     b: Builder,
-    h: Transformer,
+    h: TransformerHyperparameters,
     state: PagedState,
     q: Activation,
     k: Activation,
@@ -206,9 +206,9 @@ def attend(
     factors: Weight | None = None,
     **scores: Any,
 ) -> Activation:
-    """Rotate queries and keys, and attend.
+    """Rotate queries and keys, and compute the heads' outputs, [tokens, heads * value_dim].
 
-    scores: further fields of Scores.
+    scores: fields of AttentionScores that the hyperparameters do not have.
     """
     q, k = rotate_heads(b, h, state.layer, q, k, factors)
     heads, lookahead = h.attention.heads[state.layer], h.get_lookahead(state.layer)
@@ -216,7 +216,7 @@ def attend(
 
 
 def rotate_heads(
-    b: Builder, h: Transformer, layer: int, q: Activation, k: Activation, factors: Weight | None = None
+    b: Builder, h: TransformerHyperparameters, layer: int, q: Activation, k: Activation, factors: Weight | None = None
 ) -> tuple[Activation, Activation]:
     """Apply the layer's RoPE to queries and keys, if it has one. Raises ModelError if factors are missing."""
     rope = h.get_rope(layer)
@@ -227,7 +227,9 @@ def rotate_heads(
     return b.rope(q, rope, b.positions, factors), b.rope(k, rope, b.positions, factors)
 
 
-def gate_heads(b: Builder, h: Transformer, state: PagedState, x: Activation, gates: Activation) -> Activation:
+def gate_heads(
+    b: Builder, h: TransformerHyperparameters, state: PagedState, x: Activation, gates: Activation
+) -> Activation:
     """Multiply each head's output by its gate, [tokens, heads]."""
     return scale_heads(b, x, gates, h.attention.heads[state.layer], state.value_dim)
 
@@ -243,7 +245,7 @@ def scale_heads(b: Builder, x: Activation, factors: Activation, heads: int, dim:
 
 
 def normalize_heads(
-    b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation
+    b: Builder, w: Weights, h: TransformerHyperparameters, q: Activation, k: Activation
 ) -> tuple[Activation, Activation]:
     """Normalize each head of queries and keys by its root mean square (Henry et al. 2020)."""
     head_dim = h.attention.head_dim
@@ -252,7 +254,7 @@ def normalize_heads(
 
 
 def normalize_queries_and_keys(
-    b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation
+    b: Builder, w: Weights, h: TransformerHyperparameters, q: Activation, k: Activation
 ) -> list[Activation]:
     """Normalize the rows of queries and keys, all heads together, by a layer norm if the file has one."""
     norms = [w.get("attn_q_norm"), w.get("attn_k_norm")]
@@ -260,7 +262,7 @@ def normalize_queries_and_keys(
 
 
 def normalize_heads_by_layer_norm(
-    b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation
+    b: Builder, w: Weights, h: TransformerHyperparameters, q: Activation, k: Activation
 ) -> list[Activation]:
     """Normalize each head of queries and keys by its own layer norm if the file has such norms."""
     norms, head_dim = [w.get("attn_q_norm"), w.get("attn_k_norm")], h.attention.head_dim

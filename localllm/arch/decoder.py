@@ -13,7 +13,7 @@ from collections.abc import Callable, Container
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from localllm.arch.attention import Transformer
+from localllm.arch.attention import TransformerHyperparameters
 from localllm.arch.hyperparameters import RANK, Hyperparameters
 from localllm.arch.layer_state import State
 from localllm.arch.metadata import HyperparameterReader
@@ -27,7 +27,7 @@ DENSE = "dense_2", "dense_3"  # matrices after pooling, as sentence-transformers
 
 
 def read_pooling(fields: HyperparameterReader, name: str = "pooling_type") -> str | None:
-    """Read a file's pooling type, one of KINDS; None if it has none. Raises ModelError."""
+    """Return the name of the file's pooling type; None without the key. Raises ModelError."""
     if not fields.has(name):
         return None
     number = fields.read_count(name, 0)
@@ -37,9 +37,9 @@ def read_pooling(fields: HyperparameterReader, name: str = "pooling_type") -> st
 
 
 def note_missing_dense(fields: HyperparameterReader, names: Container[str]) -> None:
-    """Note matrices after pooling that a file lacks.
+    """Record an irregularity if a file lacks the matrices that follow pooling.
 
-    They belong to EmbeddingGemma, and to models whose metadata have their sizes. names: names of the file's tensors.
+    EmbeddingGemma has them, and every model whose metadata give their sizes. names: the file's tensors.
     """
     needs = [name for name in DENSE if fields.arch == "gemma-embedding" or fields.has(f"{name}_feat_in")]
     if missing := [f"{name}.weight" for name in needs if f"{name}.weight" not in names]:
@@ -55,25 +55,25 @@ def pool_texts(b: Builder, w: Weights, h: Hyperparameters, x: Activation) -> Act
 
     Tensors of other pooling types are ignored.
     """
-    rows = b.pool(x, h.before_head if h.pooling == RANK else str(h.pooling))
+    rows = b.pool(x, h.classifier_pooling if h.pooling == RANK else str(h.pooling))
     if h.pooling == RANK:
         b.ignore(*(w.get(name) for name in DENSE))
-        return apply_head(b, w, h, rows)
+        return apply_classification_head(b, w, h, rows)
     b.ignore(*(part for name in HEAD for part in (w.get(name), w.get_bias(name))))
     for name in DENSE:
         rows = b.linear(rows, matrix) if (matrix := w.get(name)) else rows
     return rows
 
 
-def apply_head(b: Builder, w: Weights, h: Hyperparameters, x: Activation) -> Activation:
+def apply_classification_head(b: Builder, w: Weights, h: Hyperparameters, x: Activation) -> Activation:
     """Apply the classification head, which computes scores. Raises ModelError if the file has none."""
     if not (w.get("cls") or w.get("cls.output")):
         w.require("cls.output")
     if inner := w.get("cls"):
         x = b.linear(x, inner)
         if w.get("cls.output"):
-            x = b.gelu_erf(x) if h.head_gelu else b.softcap(x, 1.0)  # tanh
-        x = b.layer_norm(x, norm, h.norm_of_head) if (norm := w.get("cls.norm")) else x
+            x = b.gelu_erf(x) if h.has_gelu_classifier else b.softcap(x, 1.0)  # tanh
+        x = b.layer_norm(x, norm, h.classifier_epsilon) if (norm := w.get("cls.norm")) else x
     return b.linear(x, outer) if (outer := w.get("cls.output")) else x
 
 
@@ -122,12 +122,12 @@ def ignore_mtp_layers(b: Builder, w: Weights, h: Any) -> None:
     A file may lack them.
     """
     for layer in range(h.layers, h.layers + h.mtp_layers):
-        if tensors := (block := w.get_layer(layer)).list_all():
+        if tensors := (block := w.get_layer(layer)).list_weights():
             block.require("nextn.eh_proj").require_shape(h.width, 2 * h.width)
             b.ignore(*tensors)
 
 
-def make_final_layer_norm(b: Builder, w: Weights, h: Transformer) -> Norm:
+def make_final_layer_norm(b: Builder, w: Weights, h: TransformerHyperparameters) -> Norm:
     """Return a function that applies LayerNorm (Ba et al. 2016) as the final norm."""
     w.require_biases("output_norm")
     return lambda x: b.layer_norm(x, w.output_norm, h.epsilon)
@@ -175,6 +175,6 @@ def get_mtp_state(h: Hyperparameters) -> State:
 
 
 def has_mtp_layer(w: Weights, h: Hyperparameters) -> bool:
-    """Return whether the file has an MTP layer for `apply_mtp_layer`; Ling 2's, with an output norm, is not."""
+    """Return whether apply_mtp_layer can compute the file's MTP layer; it lacks Ling 2's output norm."""
     weights = w.get_layer(h.layers)
     return h.mtp_layers > 0 and weights.get("nextn.eh_proj") is not None and weights.get("layer_output_norm") is None

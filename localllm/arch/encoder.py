@@ -3,7 +3,7 @@
 from dataclasses import field
 from typing import Any, ClassVar
 
-from localllm.arch.attention import LAYER_EPSILON, Transformer
+from localllm.arch.attention import LAYER_EPSILON, TransformerHyperparameters
 from localllm.arch.decoder import NONE, read_pooling
 from localllm.arch.metadata import HyperparameterReader
 from localllm.arch.verbs import FULL_ATTENTION, Activation, Builder
@@ -12,8 +12,8 @@ from localllm.frozen import frozen
 
 
 @frozen
-class Encoder(Transformer):
-    """A model with bidirectional attention.
+class EncoderHyperparameters(TransformerHyperparameters):
+    """Hyperparameters of a model with bidirectional attention.
 
     Attributes:
         windows: by layer, the number of tokens that a token attends to, half of them on each side; None for all.
@@ -23,29 +23,29 @@ class Encoder(Transformer):
     windows: tuple[int | None, ...] = field(default=(), kw_only=True)
 
     def get_window(self, layer: int) -> int | None:
-        return count_behind(self.windows[layer]) if self.windows else None
+        return count_past_tokens(self.windows[layer]) if self.windows else None
 
     def get_lookahead(self, layer: int) -> int:
-        return count_ahead(self.windows[layer]) if self.windows else FULL_ATTENTION
+        return count_later_tokens(self.windows[layer]) if self.windows else FULL_ATTENTION
 
     @property
-    def norm_of_head(self) -> float:
+    def classifier_epsilon(self) -> float:
         return self.epsilon
 
 
-def count_behind(window: int | None) -> int | None:
-    """Return how many tokens of a window end with the current one; None without a window."""
+def count_past_tokens(window: int | None) -> int | None:
+    """Return how many tokens of a bidirectional window end with the current one; None without a window."""
     return window // 2 + 1 if window else None
 
 
-def count_ahead(window: int | None) -> int:
-    """Return how many tokens of a window follow the current one."""
+def count_later_tokens(window: int | None) -> int:
+    """Return how many tokens of a bidirectional window follow the current one; FULL_ATTENTION without a window."""
     return window // 2 if window else FULL_ATTENTION
 
 
 def read_encoder_fields(fields: HyperparameterReader) -> dict[str, Any]:
-    """Read the fields that all encoders with layer norms have. Raises ModelError."""
-    shared = Encoder.read_shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
+    """Read the arguments that all encoders with layer norms share, by their names. Raises ModelError."""
+    shared = EncoderHyperparameters.read_shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
     return {**shared, "pooling": read_encoder_pooling(fields)}
 
 

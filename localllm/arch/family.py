@@ -4,9 +4,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from localllm.arch.decoder import MtpOutput
 from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.layer_state import LatentState, PagedState, Recurrent, State
+from localllm.arch.layer_state import LatentState, PagedState, RecurrentLayerState, State
 from localllm.arch.metadata import HyperparameterReader
-from localllm.arch.rope import Rope
+from localllm.arch.rope import RopeParameters
 from localllm.arch.verbs import Activation, AttentionScores, Builder, Choice
 from localllm.arch.weights import Weight, Weights
 from localllm.frozen import frozen
@@ -23,8 +23,8 @@ __all__ = [
     "LatentState",
     "MtpOutput",
     "PagedState",
-    "Recurrent",
-    "Rope",
+    "RecurrentLayerState",
+    "RopeParameters",
     "State",
     "Weight",
     "Weights",
@@ -33,10 +33,10 @@ __all__ = [
 
 
 class Family(Protocol):
-    """A module of arch/families/.
+    """Functions of a module of arch/families/.
 
-    Most have a function `block` that applies one layer, for localllm.arch.decoder; `forward` may then be missing, if
-    nothing but such layers stands between the embeddings and the final norm.
+    A module may have `block`, which applies one layer, instead of `forward`; load_family then adds a `forward` of
+    embeddings, those layers and the final norm.
     """
 
     def read(self, fields: HyperparameterReader, /) -> Hyperparameters:

@@ -42,10 +42,10 @@ def read_routing(
     scale: float = 1.0,
     weighs_inputs: bool = False,
 ) -> Routing | None:
-    """Read the expert_* keys, None for a model without experts.
+    """Read the expert_* keys; return None for a model without experts.
 
-    function, normalized, scale, weighs_inputs: the family's computation of weights. Raises ModelError, also for a file
-    that requires another one.
+    function, normalized, scale, weighs_inputs: how the family computes the experts' weights. Raises ModelError, also
+    for a file that asks for another computation.
     """
     experts = fields.read_count("expert_count", 0)
     if not experts:
@@ -59,15 +59,15 @@ def read_routing(
         if value != supported or function not in FUNCTIONS:
             raise fields.make_error(f"{fields.format_key(key)} {format_value(value)} is not supported")
     normalized = normalized or function == SOFTMAX_OF_SELECTED  # equal to the normalized softmax of all
-    active, groups, groups_used = read_choice(fields, experts)
+    active, groups, groups_used = read_expert_counts(fields, experts)
     rooted = function == ROOT_OF_SOFTPLUS
     return Routing(experts, active, function == SIGMOID, normalized, scale, groups, groups_used, weighs_inputs, rooted)
 
 
-def read_own_routing(fields: HyperparameterReader, function: int | None = None) -> Routing | None:
-    """Read the routing of families whose files name the score function. Raises ModelError.
+def read_file_routing(fields: HyperparameterReader, function: int | None = None) -> Routing | None:
+    """Read the expert_* keys, among them the score function and its scale. Raises ModelError.
 
-    function: the default.
+    function: the score function of a file without the key; None if the key is required.
     """
     function_id = fields.read_count("expert_gating_func", 0) or function
     if fields.read_count("expert_count", 0) and function_id not in (SOFTMAX, SIGMOID):
@@ -78,11 +78,8 @@ def read_own_routing(fields: HyperparameterReader, function: int | None = None) 
     )
 
 
-def read_choice(fields: HyperparameterReader, experts: int) -> tuple[int, int, int]:
-    """Read the number of experts per token, of groups of experts, and of groups per token.
-
-    Raises ModelError.
-    """
+def read_expert_counts(fields: HyperparameterReader, experts: int) -> tuple[int, int, int]:
+    """Return the counts of experts per token, groups of experts, and groups per token. Raises ModelError."""
     active, groups = fields.read_count("expert_used_count"), fields.read_count("expert_group_count", 0) or 1
     groups_used = fields.read_count("expert_group_used_count", groups if groups > 1 else 0) or groups
     if active > experts:
@@ -99,7 +96,7 @@ def read_choice(fields: HyperparameterReader, experts: int) -> tuple[int, int, i
     return active, groups, groups_used
 
 
-def feed_forward_or_experts(
+def apply_feed_forward_or_experts(
     b: Builder,
     w: Weights,
     routing: Routing | None,
@@ -127,9 +124,9 @@ def apply_mixture_of_experts(b: Builder, w: Weights, routing: Routing, x: Activa
 
 
 def apply_experts(b: Builder, stacks: Sequence[Weight], choice: Choice, x: Activation, gate: Gate) -> Activation:
-    """Apply the experts of `choice`.
+    """Compute the unweighted outputs of each token's experts, a row for each token and expert.
 
-    stacks: their matrices, as `matrices` returns them.
+    stacks: the experts' matrices, from collect_expert_matrices.
     """
     of_gate, up, down = stacks
     rows = b.gather(x, choice)
@@ -158,4 +155,4 @@ def apply_shared_expert(b: Builder, w: Weights, x: Activation, gate: Gate) -> Ac
 
 def apply_gated_shared_expert(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
     """Apply the shared expert, and multiply its output by the sigmoid of a gate."""
-    return b.sigmoid_gate(apply_shared_expert(b, w, x, gate), b.linear(x, w.ffn_gate_inp_shexp.as_row()))
+    return b.sigmoid_gate(apply_shared_expert(b, w, x, gate), b.linear(x, w.ffn_gate_inp_shexp.to_row()))

@@ -14,18 +14,18 @@ from localllm.frozen import frozen
 
 
 @frozen
-class ResidualStreams:
-    """The constants of residual streams."""
+class ResidualStreamHyperparameters:
+    """The count of residual streams and the constants of their mixing weights."""
 
     count: int
     epsilon: float  # added to every weight
     magnitude: float  # factor of the weights for adding
 
 
-def read_streams(fields: HyperparameterReader) -> ResidualStreams:
+def read_residual_streams(fields: HyperparameterReader) -> ResidualStreamHyperparameters:
     """Read the hyper_connection.* keys. Raises ModelError."""
     epsilon, magnitude = (fields.read_number(f"hyper_connection.{name}") for name in ("epsilon", "magnitude"))
-    return ResidualStreams(fields.read_count("hyper_connection.count"), epsilon, magnitude)
+    return ResidualStreamHyperparameters(fields.read_count("hyper_connection.count"), epsilon, magnitude)
 
 
 def concat_streams(b: Builder, streams: list[Activation]) -> Activation:
@@ -55,7 +55,9 @@ def compute_mixing_logits(
     ]
 
 
-def reduce_streams(b: Builder, r: ResidualStreams, streams: list[Activation], gates: Activation) -> Activation:
+def reduce_streams(
+    b: Builder, r: ResidualStreamHyperparameters, streams: list[Activation], gates: Activation
+) -> Activation:
     """Sum the streams by their weights.
 
     gates: the weights' logits, [tokens, streams].
@@ -69,7 +71,7 @@ def reduce_streams(b: Builder, r: ResidualStreams, streams: list[Activation], ga
 
 
 def add_to_streams(
-    b: Builder, r: ResidualStreams, streams: list[Activation], y: Activation, gates: Activation
+    b: Builder, r: ResidualStreamHyperparameters, streams: list[Activation], y: Activation, gates: Activation
 ) -> list[Activation]:
     """Add the sublayer output y to each stream, scaled by that stream's weight.
 
@@ -83,7 +85,7 @@ def add_to_streams(
 
 
 def enter_sublayer(
-    b: Builder, w: Weights, r: ResidualStreams, epsilon: float, streams: list[Activation], name: str
+    b: Builder, w: Weights, r: ResidualStreamHyperparameters, epsilon: float, streams: list[Activation], name: str
 ) -> tuple[Activation, Activation]:
     """Return the input of a sublayer, and the logits of the weights for adding its output.
 

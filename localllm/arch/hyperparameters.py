@@ -17,7 +17,7 @@ class Hyperparameters:
     Attributes:
         pooling: how to reduce a text's rows to one (localllm.arch.decoder); None for a model with logits.
         bidirectional: tokens also attend to later ones, so the model cannot generate one token after the other.
-        fills: a bidirectional model that fills masked tokens (diffusion language models).
+        is_diffusion: a bidirectional model that fills masked tokens (diffusion language models).
         before_head, head_gelu, norm_of_head: of a classification head: the pooling before it, GELU instead of tanh
             inside, and its norm's epsilon.
         encode: describes the encoder of an encoder-decoder model in verbs (builder, weights, hyperparameters).
@@ -25,8 +25,8 @@ class Hyperparameters:
     """
 
     bidirectional: ClassVar[bool] = False
-    fills: ClassVar[bool] = False
-    head_gelu: ClassVar[bool] = False
+    is_diffusion: ClassVar[bool] = False
+    has_gelu_classifier: ClassVar[bool] = False
 
     arch: str
     layers: int
@@ -42,7 +42,7 @@ class Hyperparameters:
         return self.width
 
     @property
-    def before_head(self) -> str:
+    def classifier_pooling(self) -> str:
         return "cls" if self.bidirectional else "last"
 
     @property
@@ -54,7 +54,7 @@ class Hyperparameters:
         return None
 
     @property
-    def norm_of_head(self) -> float:
+    def classifier_epsilon(self) -> float:
         return 1e-5
 
     def list_states(self) -> Sequence[State]:
@@ -62,5 +62,5 @@ class Hyperparameters:
         raise NotImplementedError
 
     def list_layer_states(self) -> Sequence[State]:
-        """Return one state for each layer: all but those of indexers."""
+        """Return the states of list_states without those of indexers: one for each layer."""
         return [state for state in self.list_states() if not (isinstance(state, LatentState) and state.is_index)]

@@ -48,7 +48,7 @@ class KVType(NamedTuple):
 
 
 def count_stored_bytes(numbers: int, kind: str) -> int:
-    """Compute the size in bytes of `numbers` values in a cache of a type; they are padded to whole blocks."""
+    """Compute the size in bytes of `numbers` values of a cache type, padded to whole blocks."""
     block, size = STORAGE[kind]
     return -(-numbers // block) * size
 
@@ -63,9 +63,9 @@ def find_rotation_size(kind: str, *dims: int) -> int:
 
 
 def count_window_tokens(tokens: int, window: int | None) -> int:
-    """Return how many of `tokens` tokens are cached at most.
+    """Return the maximum number of cached tokens in a sequence of `tokens` tokens.
 
-    With a window, these are its tokens plus twice SLACK.
+    A layer with a window caches at most the window plus twice SLACK.
     """
     return min(tokens, window + 2 * SLACK) if window else tokens
 
@@ -127,7 +127,7 @@ class LatentState:
 
 
 @frozen
-class Recurrent:
+class RecurrentLayerState:
     """Float32 arrays of fixed shapes for each sequence (state-space and linear attention)."""
 
     layer: int
@@ -138,7 +138,7 @@ class Recurrent:
         return 4 * sum(prod(shape) for shape in self.shapes)
 
 
-State = PagedState | LatentState | Recurrent
+State = PagedState | LatentState | RecurrentLayerState
 
 
 def count_cache_bytes(states: Sequence[State], tokens: int, kv_type: KVType) -> int:

@@ -40,9 +40,9 @@ class HyperparameterReader(MetadataReader):
     def __init__(
         self, metadata: Mapping[str, object], path: str, vocab_size: int, oddities: Irregularities | None = None
     ):
-        """Wrap metadata.
+        """Wrap the metadata of the file at `path`.
 
-        vocab_size: number of rows of the embedding matrix.  oddities: see Checked.
+        vocab_size: number of rows of the embedding matrix.  oddities: collects irregularities that are tolerated.
         """
         arch = metadata.get("general.architecture")
         if not isinstance(arch, str):
@@ -53,7 +53,7 @@ class HyperparameterReader(MetadataReader):
 
     @classmethod
     def from_file(cls, file: GGUFFile) -> "HyperparameterReader":
-        """Read a file's fields. Its vocabulary must be as large as its embedding matrix."""
+        """Wrap a file's metadata. Raises ModelError if vocabulary and embedding matrix differ in size."""
         embedding = file.tensors.get("token_embd.weight")
         count = count_strings(file.metadata, "tokenizer.ggml.tokens")
         size = embedding.shape[0] if embedding is not None else count or 0
@@ -74,7 +74,7 @@ class HyperparameterReader(MetadataReader):
         return super().read_raw(name, default)
 
     def read_count(self, name: str, default: int | None = None) -> int:
-        """Return an integer from 1, or from 0 if that is the default, to MOST."""
+        """Read an integer from 1 to MAX_COUNT; 0 is accepted if it is the default."""
         value = self.read_raw(name, default)
         if isinstance(value, np.ndarray) and self._is_uniform(value):
             value = value.flat[0].item()
@@ -86,7 +86,7 @@ class HyperparameterReader(MetadataReader):
         return is_integer(layers) and value.shape == (layers,) and layers > 0 and bool((value == value[0]).all())
 
     def read_counts(self, name: str, layers: int, default: int | None = None) -> tuple[int, ...]:
-        """Return one integer per layer; a single one applies to all."""
+        """Read one integer per layer; a single integer applies to all layers."""
         value = self.read_raw(name, default)
         if not isinstance(value, np.ndarray):
             return (self.read_count(name, default),) * layers
@@ -100,7 +100,7 @@ class HyperparameterReader(MetadataReader):
         return value
 
     def read_factor(self, name: str, default: float | None = None) -> float:
-        """Return a number other than 0."""
+        """Read a number; 0 is an error."""
         value = self.read_number(name, default)
         if value == 0:
             raise self.make_error(f"{self.format_key(name)} must not be 0")
@@ -120,7 +120,7 @@ class HyperparameterReader(MetadataReader):
             raise self.make_value_error("block_count", f"a number from 1 to {MAX_LAYERS}")
         return layers
 
-    def read_common(self) -> dict[str, Any]:
+    def read_common_fields(self) -> dict[str, Any]:
         """Read the arguments of localllm.arch.hyperparameters.Hyperparameters."""
         mtp_layers = self.read_count("nextn_predict_layers", 0)
         if mtp_layers >= self.read_layer_count():
@@ -244,7 +244,7 @@ def require_sections(fields: HyperparameterReader, name: str, layers: int) -> No
         raise fields.make_value_error(name, "up to four whole numbers")
 
 
-def require_by_layer(fields: HyperparameterReader, name: str, layers: int) -> None:
+def require_layer_flags(fields: HyperparameterReader, name: str, layers: int) -> None:
     """Validate a flag per layer, or the period at which layers repeat. Raises ModelError."""
     value = fields.read_raw(name)
     if not isinstance(value, np.ndarray):
@@ -275,7 +275,7 @@ RULES: dict[str, Rule] = {
         (STRETCHES, make_range_rule(*STRETCH)),
         (SCALES, make_range_rule(*SCALE, or_zero=True)),
         (FLAGS, require_flag),
-        (BY_LAYER, require_by_layer),
+        (BY_LAYER, require_layer_flags),
         ("tensor_data_layout", require_text),
         ("rope.scaling.type", require_rope_type),
         ("rope.dimension_sections", require_sections),
@@ -349,7 +349,7 @@ ABOUT_EXPERTS = ("expert_used_count", "expert_shared_count", "expert_group_count
 
 
 def require_agreement(fields: HyperparameterReader, tensors: Mapping[str, Tensor]) -> None:
-    """Compare hyperparameters with tensors. Raises ModelError."""
+    """Check that hyperparameters match the shapes of the tensors. Raises ModelError."""
     if not tensors:  # a vocabulary only
         return
     require_width(fields, tensors)
@@ -368,7 +368,7 @@ def require_agreement(fields: HyperparameterReader, tensors: Mapping[str, Tensor
         require_lengths(
             fields, tensors, "expert_shared_count", (length,) * fields.read_layer_count(), "ffn_down_shexp.weight", -1
         )
-    require_experts(fields, tensors)
+    require_expert_layers(fields, tensors)
 
 
 def require_width(fields: HyperparameterReader, tensors: Mapping[str, Tensor]) -> None:
@@ -442,7 +442,7 @@ def require_experts_or_none(fields: HyperparameterReader, tensors: Mapping[str, 
 
 
 def has_no_experts(fields: HyperparameterReader) -> bool:
-    """Return whether a file has no experts but may have keys of experts (NO_EXPERTS)."""
+    """Return whether a file without experts may have keys of experts, because its architecture is in NO_EXPERTS."""
     return fields.arch in NO_EXPERTS and not max(fields.read_counts("expert_count", fields.read_layer_count(), 0))
 
 
@@ -457,7 +457,7 @@ def require_lengths(
             raise fields.make_error(f"{fields.format_key(key)} {format_value(fields.read_raw(key))} {problem}")
 
 
-def require_experts(fields: HyperparameterReader, tensors: Mapping[str, Tensor]) -> None:
+def require_expert_layers(fields: HyperparameterReader, tensors: Mapping[str, Tensor]) -> None:
     """Check that experts are in every n-th layer after the first dense ones, and in no others."""
     keys = [
         key for key in ("leading_dense_block_count", "interleave_moe_layer_step") if fields.read_raw(key) is not None
@@ -489,7 +489,7 @@ IGNORED_SETTINGS = {
 
 
 def require_supported_values(fields: HyperparameterReader) -> None:
-    """Raise ModelError for a setting with an effect that the family has not read."""
+    """Raise ModelError if a setting that the family does not read has a value with an effect."""
     read_keys, window = fields.asked.union(IGNORED_SETTINGS.get(fields.arch, ())), "attention.sliding_window"
     for name, neutral in NEUTRAL.items():
         if name not in read_keys and fields.read_raw(name, neutral[0]) not in neutral:

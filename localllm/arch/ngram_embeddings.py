@@ -9,7 +9,7 @@ rewinds of a sequence keep them.
 from typing import Any
 
 from localllm.arch.hyper_connections import concat_streams
-from localllm.arch.layer_state import Recurrent
+from localllm.arch.layer_state import RecurrentLayerState
 from localllm.arch.metadata import HyperparameterReader
 from localllm.arch.verbs import Activation, Builder, NgramHash
 from localllm.arch.weights import Weight, Weights
@@ -21,7 +21,7 @@ LEAST = 1e-6  # of the absolute value under a gate's root
 
 
 @frozen
-class NgramEmbeddings:
+class NgramEmbeddingHyperparameters:
     """Hashed embeddings of n-grams of up to `length` tokens, in one layer.
 
     Attributes:
@@ -41,10 +41,12 @@ class NgramEmbeddings:
         return [((self.taps - 1) * self.length, columns), *[(1, 1)] * (self.length - 1)]
 
 
-def read_ngrams(fields: HyperparameterReader, attends: tuple[bool, ...], number: int) -> NgramEmbeddings | None:
+def read_ngram_embeddings(
+    fields: HyperparameterReader, attends: tuple[bool, ...], number: int
+) -> NgramEmbeddingHyperparameters | None:
     """Read the ple.* keys, None for a model without them. Raises ModelError.
 
-    number: see Ngrams.
+    number: see NgramEmbeddingHyperparameters.
     """
     if not fields.has("ple.layers") and not fields.has("ple.ngram_size"):
         return None
@@ -71,7 +73,7 @@ def read_ngrams(fields: HyperparameterReader, attends: tuple[bool, ...], number:
         for number, (size, first) in enumerate(zip(sizes, firsts, strict=True))
     ]
     dim, taps = fields.read_count("embedding_length_per_layer_input"), fields.read_count("ple.conv_kernel")
-    return NgramEmbeddings(layers[0], length, dim, taps, tuple(hashings), number)
+    return NgramEmbeddingHyperparameters(layers[0], length, dim, taps, tuple(hashings), number)
 
 
 def read_integers(fields: HyperparameterReader, name: str, count: int, end: int) -> list[int]:
@@ -84,7 +86,7 @@ def read_integers(fields: HyperparameterReader, name: str, count: int, end: int)
 
 
 def add_ngram_embeddings(
-    b: Builder, tables: Weights, w: Weights, h: Any, state: Recurrent, x: Activation
+    b: Builder, tables: Weights, w: Weights, h: Any, state: RecurrentLayerState, x: Activation
 ) -> Activation:
     """Add the n-gram embeddings to the streams x, [tokens, streams * width]."""
     n, columns = h.ngrams, h.streams * h.width
@@ -107,7 +109,7 @@ def normalize_streams(b: Builder, h: Any, x: Activation, norm: Weight) -> Activa
     return b.rms_norm(x, norm.require_shape(h.streams * h.width), h.epsilon, h.width)
 
 
-def embed_ngrams(b: Builder, w: Weights, n: NgramEmbeddings, state: Recurrent) -> Activation:
+def embed_ngrams(b: Builder, w: Weights, n: NgramEmbeddingHyperparameters, state: RecurrentLayerState) -> Activation:
     """Look up the rows of the last two tokens, of the last three and so on, [tokens, hashings * dim]."""
     tokens = last = b.as_column(b.ids)
     for number in range(n.number + 1, n.number + n.length):

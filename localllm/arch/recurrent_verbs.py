@@ -1,4 +1,4 @@
-"""The verbs of recurrent layers, whose state is a localllm.arch.layer_state.Recurrent.
+"""The verbs of recurrent layers, whose state is a localllm.arch.layer_state.RecurrentLayerState.
 
 See localllm.arch.verbs about verbs.
 """
@@ -6,7 +6,7 @@ See localllm.arch.verbs about verbs.
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from localllm.arch.layer_state import Recurrent
+from localllm.arch.layer_state import RecurrentLayerState
 from localllm.arch.weights import Weight
 from localllm.frozen import frozen
 
@@ -21,7 +21,7 @@ class HeadState:
     i / repeat % key_heads.
     """
 
-    state: Recurrent
+    state: RecurrentLayerState
     number: int
     rates: Weight
     key_heads: int
@@ -32,7 +32,13 @@ class RecurrentVerbs(Protocol):
     """The verbs of recurrent layers."""
 
     def convolve(
-        self, x: Activation, weight: Weight, state: Recurrent, number: int = 0, silu: bool = True, dilation: int = 1
+        self,
+        x: Activation,
+        weight: Weight,
+        state: RecurrentLayerState,
+        number: int = 0,
+        silu: bool = True,
+        dilation: int = 1,
     ) -> Activation:
         """Convolve over time, column by column, with zeros before a sequence's first token.
 
@@ -40,20 +46,20 @@ class RecurrentVerbs(Protocol):
         y * sigmoid(y). State `number` [(taps - 1) * dilation, columns]: the rows of the last tokens.
         """
 
-    def previous(self, x: Activation, state: Recurrent, number: int) -> Activation:
+    def previous(self, x: Activation, state: RecurrentLayerState, number: int) -> Activation:
         """Return the previous token's row, zeros before the first.
 
         State `number` [1, columns]: the last row.
         """
 
-    def mean(self, x: Activation, state: Recurrent, number: int) -> Activation:
+    def mean(self, x: Activation, state: RecurrentLayerState, number: int) -> Activation:
         """Average each token's row with the `before` previous ones, zeros before the first.
 
         State `number` [before, columns]: the previous rows.
         """
 
     def gated_mean(
-        self, x: Activation, places: Weight, state: Recurrent, number: int = 0, stretches: int = 1
+        self, x: Activation, places: Weight, state: RecurrentLayerState, number: int = 0, stretches: int = 1
     ) -> Activation:
         """Average over the last tokens, column by column, weighted by the softmax of gates.
 
@@ -74,7 +80,7 @@ class RecurrentVerbs(Protocol):
         c: Activation,
         rates: Weight,
         skip: Weight,
-        state: Recurrent,
+        state: RecurrentLayerState,
     ) -> Activation:
         """Compute per column h = e^(dt * rates) * h + dt * x * b, y = h c + skip * x.
 
@@ -102,7 +108,13 @@ class RecurrentVerbs(Protocol):
         """
 
     def lightning_attention(
-        self, q: Activation, k: Activation, v: Activation, slopes: Sequence[float], state: Recurrent, number: int
+        self,
+        q: Activation,
+        k: Activation,
+        v: Activation,
+        slopes: Sequence[float],
+        state: RecurrentLayerState,
+        number: int,
     ) -> Activation:
         """Compute per head h = e^-slope * h + k v^T, y = q h.
 
@@ -111,7 +123,7 @@ class RecurrentVerbs(Protocol):
         """
 
     def gated_linear_attention(
-        self, q: Activation, k: Activation, v: Activation, w: Activation, state: Recurrent, number: int
+        self, q: Activation, k: Activation, v: Activation, w: Activation, state: RecurrentLayerState, number: int
     ) -> Activation:
         """Compute per head h = diag(w) h + k v^T, y = q h.
 
@@ -121,7 +133,14 @@ class RecurrentVerbs(Protocol):
         """
 
     def wkv6(
-        self, r: Activation, k: Activation, v: Activation, w: Activation, first: Weight, state: Recurrent, number: int
+        self,
+        r: Activation,
+        k: Activation,
+        v: Activation,
+        w: Activation,
+        first: Weight,
+        state: RecurrentLayerState,
+        number: int,
     ) -> Activation:
         """Compute per head y = r (h + diag(first) k v^T), then h = diag(w) h + k v^T (RWKV-6).
 
@@ -137,7 +156,7 @@ class RecurrentVerbs(Protocol):
         v: Activation,
         a: Activation,
         b: Activation,
-        state: Recurrent,
+        state: RecurrentLayerState,
         number: int,
     ) -> Activation:
         """Compute per head h = diag(w) h + b (a h) + k v^T, y = r h.

@@ -15,7 +15,7 @@ from localllm.frozen import frozen
 
 
 @frozen
-class Rope:
+class RopeParameters:
     """The rotary embedding of a layer's heads."""
 
     head_dim: int
@@ -54,7 +54,7 @@ class Rope:
         keep = 1 - np.clip((pairs - low) / max(high - low, 0.001), 0, 1)
         return stretched * (1 - keep) + plain * keep
 
-    def remove_scaling(self, base: float) -> "Rope":
+    def remove_scaling(self, base: float) -> "RopeParameters":
         """Return a copy with another base and without scaling."""
         return replace(self, base=base, factor=1.0, yarn=False, magnitude=1.0)
 
@@ -63,7 +63,7 @@ class Rope:
         return self.dims * math.log(self.original_context / (rotations * 2 * math.pi)) / (2 * math.log(self.base))
 
 
-def read_rope(fields: HyperparameterReader, head_dim: int, interleaved: bool) -> Rope:
+def read_rope(fields: HyperparameterReader, head_dim: int, interleaved: bool) -> RopeParameters:
     """Read the rope.* keys as llama.cpp does: a factor without a type is linear scaling.
 
     LongRoPE's factors are tensors (localllm.arch.attention.rope_factors), which a file of another type may have, too.
@@ -80,7 +80,7 @@ def read_rope(fields: HyperparameterReader, head_dim: int, interleaved: bool) ->
     yarn = kind == "yarn"
     if yarn and not fields.has("rope.scaling.factor"):
         raise fields.make_value_error("rope.scaling.factor", "a positive number")
-    return Rope(
+    return RopeParameters(
         head_dim,
         dims,
         interleaved,
@@ -102,7 +102,7 @@ def read_base(fields: HyperparameterReader, name: str, default: float | None) ->
 
 
 def compute_yarn_magnitude(factor: float, multiplier: float = 1.0) -> float:
-    """Return YaRN's attention factor for a stretched context (Peng et al. 2023)."""
+    """Return YaRN's attention factor, 0.1 * multiplier * ln(factor) + 1 for factors above 1 (Peng et al. 2023)."""
     return 1 + 0.1 * multiplier * math.log(max(factor, 1.0))
 
 
@@ -124,8 +124,8 @@ def read_sections(fields: HyperparameterReader) -> list[int] | None:
     return sections
 
 
-def add_sections(fields: HyperparameterReader, rope: Rope, interleaved: bool = False) -> Rope:
-    """Return RoPE with the file's sections, or unchanged if it has none. Raises ModelError.
+def add_sections(fields: HyperparameterReader, rope: RopeParameters, interleaved: bool = False) -> RopeParameters:
+    """Return a copy with the M-RoPE sections of the file; return `rope` itself if the file has none. Raises ModelError.
 
     interleaved: pairs alternate between the axes until an axis has used up its section (interleaved M-RoPE).
     """

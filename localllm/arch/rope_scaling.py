@@ -10,7 +10,7 @@ KINDS = ("none", "linear", "yarn")
 
 @frozen
 class RopeScaling:
-    """Values that replace the file's rope.* metadata, by llama.cpp's rules; None keeps the file's.
+    """Values that replace the file's rope.* metadata, as llama.cpp's --rope-* options do; None keeps the file's.
 
     Attributes:
         kind: none, linear or yarn.

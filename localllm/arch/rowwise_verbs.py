@@ -20,22 +20,22 @@ def xielu(x: np.ndarray, alpha_p: float, alpha_n: float, beta: float, epsilon: f
 
 
 def swiglu_limited(gate: np.ndarray, up: np.ndarray, sharpness: float, limit: float) -> np.ndarray:
-    gate, up = if_finite(np.minimum(gate, np.float32(limit)), gate), if_finite(np.clip(up, -limit, limit), up)
+    gate, up = propagate_nan(np.minimum(gate, np.float32(limit)), gate), propagate_nan(np.clip(up, -limit, limit), up)
     with np.errstate(over="ignore"):
         return gate / (1 + np.exp(-np.float32(sharpness) * gate)) * (up + 1)
 
 
 def relu_squared(x: np.ndarray) -> np.ndarray:
-    return if_finite(np.maximum(x, 0), x) ** 2
+    return propagate_nan(np.maximum(x, 0), x) ** 2
 
 
 def relu(x: np.ndarray) -> np.ndarray:
-    return if_finite(np.maximum(x, 0), x)
+    return propagate_nan(np.maximum(x, 0), x)
 
 
 def exponential(x: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
-        return if_finite(np.exp(x), x)
+        return propagate_nan(np.exp(x), x)
 
 
 def add_scalar(x: np.ndarray, number: float) -> np.ndarray:
@@ -44,23 +44,23 @@ def add_scalar(x: np.ndarray, number: float) -> np.ndarray:
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
-        return if_finite(1 / (1 + np.exp(-x)), x)
+        return propagate_nan(1 / (1 + np.exp(-x)), x)
 
 
 def clamp(x: np.ndarray, limit: float) -> np.ndarray:
-    return if_finite(np.clip(x, np.float32(-limit), np.float32(limit)), x)
+    return propagate_nan(np.clip(x, np.float32(-limit), np.float32(limit)), x)
 
 
 def signed_root(x: np.ndarray, least: float) -> np.ndarray:
     with np.errstate(invalid="ignore"):
-        return if_finite(np.sign(x) * np.sqrt(np.maximum(np.abs(x), np.float32(least))), x)
+        return propagate_nan(np.sign(x) * np.sqrt(np.maximum(np.abs(x), np.float32(least))), x)
 
 
 def softcap(x: np.ndarray, cap: float) -> np.ndarray:
-    return if_finite(np.float32(cap) * np.tanh(x / np.float32(cap)), x)
+    return propagate_nan(np.float32(cap) * np.tanh(x / np.float32(cap)), x)
 
 
-def if_finite(y: np.ndarray, x: np.ndarray) -> np.ndarray:
+def propagate_nan(y: np.ndarray, x: np.ndarray) -> np.ndarray:
     """Return y, but NaN where x is not finite.
 
     Otherwise a bounded function would hide the effect of a broken weight.
@@ -172,7 +172,7 @@ def geglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
 
 
 def reglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-    return if_finite(np.maximum(gate, 0), gate) * up
+    return propagate_nan(np.maximum(gate, 0), gate) * up
 
 
 def gelu(x: np.ndarray) -> np.ndarray:

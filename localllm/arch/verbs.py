@@ -14,7 +14,7 @@ import numpy as np
 
 from localllm.arch.layer_state import LatentState, PagedState
 from localllm.arch.recurrent_verbs import RecurrentVerbs
-from localllm.arch.rope import Rope
+from localllm.arch.rope import RopeParameters
 from localllm.arch.rowwise_verbs import RowwiseVerbs
 from localllm.arch.weights import Weight
 from localllm.frozen import frozen
@@ -22,7 +22,7 @@ from localllm.frozen import frozen
 
 @frozen
 class Routing:
-    """A rule that routes a token to the experts with the highest scores in the best groups.
+    """The rule by which a router selects experts: those with the highest scores in the best groups.
 
     Scores are the softmax of the router's logits, or the sigmoid or the root of softplus of each. The weight of a used
     expert is its score, divided by the sum over all used ones if `normalized`, times `scale`.
@@ -41,7 +41,7 @@ class Routing:
 
     @property
     def matrices(self) -> int:
-        """The number of expert matrices."""
+        """The number of matrices in each expert stack."""
         return self.experts // self.together
 
 
@@ -53,7 +53,7 @@ FULL_ATTENTION = 1 << 40
 
 @frozen
 class AttentionScores:
-    """The computation of attention scores from queries and keys.
+    """The options of attention scores.
 
     Equal groups of query heads share a key-value head. A score s becomes softcap * tanh(s / softcap) if softcap is not
     0, and slope * |distance| is subtracted if heads have slopes (ALiBi, Press et al. 2021). A sink is an additional
@@ -133,7 +133,7 @@ class Builder(RowwiseVerbs, RecurrentVerbs, Protocol):
         """Look up the rows of a token-type table, [tokens, width]."""
 
     def export_hidden(self, x: Activation) -> Activation:
-        """Return x unchanged, and export it for an MTP layer if the builder `reveals` hidden states."""
+        """Return x unchanged; a builder made to export hidden states also exports x, for an MTP layer."""
 
     def tap_layer_input(self, x: Activation, layer: int) -> Activation:
         """Return x unchanged, and export this layer's input for a draft head (EAGLE-3).
@@ -178,12 +178,17 @@ class Builder(RowwiseVerbs, RecurrentVerbs, Protocol):
     def add_scaled(
         self, y: Activation, x: Activation, adapter: int, factor: float, choice: Choice | None = None
     ) -> Activation:
-        """Compute y + factor * scale * x, as add_low_rank; choice: for rows of the experts of tokens."""
+        """Compute y + factor * scale * x, with the scale of add_low_rank.
 
-    def rope(self, x: Activation, rope: Rope, positions: Numbers, factors: Weight | None = None) -> Activation:
+        choice: the experts whose rows x has; None if x has a row for each token.
+        """
+
+    def rope(
+        self, x: Activation, rope: RopeParameters, positions: Numbers, factors: Weight | None = None
+    ) -> Activation:
         """Rotate each head's pairs by position * frequency (Su et al. 2021)."""
 
-    def by_context(self, short: Weight, long: Weight, original: int) -> Weight:
+    def select_by_context(self, short: Weight, long: Weight, original: int) -> Weight:
         """Return `long` if sequences may become longer than `original` tokens, else `short`."""
 
     def ignore(self, *weights: Weight | None) -> None:

@@ -19,7 +19,7 @@ from localllm.files.gguf.metadata import Irregularities
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """A matrix or vector of the model, or some of its rows, with its bias and scale if there are any."""
+    """A matrix or vector of the model, or a range of its rows, with its optional bias and scale."""
 
     tensor: Tensor
     bias: "Weight | None" = None
@@ -77,7 +77,7 @@ class Weight:
         data = np.repeat(self.tensor.data.reshape(numbers, -1), count, axis=0).reshape(-1)
         return replace(self, tensor=replace(self.tensor, shape=(numbers * count,), data=data))
 
-    def as_row(self) -> "Weight":
+    def to_row(self) -> "Weight":
         """Return a vector as a matrix of one row."""
         return replace(self, tensor=replace(self.tensor, shape=(1, math.prod(self.shape))))
 
@@ -128,7 +128,7 @@ class Weight:
 
 
 class Weights:
-    """Attribute access to the tensors with a prefix.
+    """The tensors with a prefix, as attributes.
 
     An optional tensor must be in all layers or in none, unless the caller asks for it `by_layer`, so that a file that
     lacks one is refused with its name.
@@ -152,9 +152,9 @@ class Weights:
         return Weights(self._tensors, prefix, by_layer)
 
     def get(self, name: str, by_layer: bool = False) -> Weight | None:
-        """Return the weight, or None if the file lacks it.
+        """Return the weight with its bias and scale, or None if the file lacks it.
 
-        Raises ModelError if only other layers have it.
+        by_layer: the layer may lack it although others have it. Raises ModelError if that is so without `by_layer`.
         """
         tensor = self._find(f"{name}.weight", by_layer)
         if tensor is None:
@@ -178,14 +178,14 @@ class Weights:
             raise ModelError(f"the model has no tensor {self._prefix}{name}, but other layers have it")
         return tensor
 
-    def require_bare(self, name: str) -> Weight:
+    def require_exact(self, name: str) -> Weight:
         """Return the tensor of exactly that name, without ".weight". Raises ModelError if it is missing."""
         tensor = self._tensors.get(f"{self._prefix}{name}")
         if tensor is None:
             raise ModelError(f"the model has no tensor {self._prefix}{name}")
         return Weight(tensor)
 
-    def list_all(self) -> list[Weight]:
+    def list_weights(self) -> list[Weight]:
         """Return every tensor with the prefix."""
         return [Weight(tensor) for name, tensor in self._tensors.items() if name.startswith(self._prefix)]
 
@@ -231,15 +231,15 @@ def stack_matrices(matrices: Sequence[Weight]) -> Weight:
 MODULES = {"v": "vision", "mm": "vision", "a": "audio", "mtp": "draft layers"}  # by the prefix of tensors' names
 
 
-def find_part(name: str) -> str | None:
+def find_module(name: str) -> str | None:
     """Return the name of the module that a tensor belongs to, None for the language model."""
     prefix, point, _ = name.partition(".")
     return MODULES.get(prefix) if point else None
 
 
-def remove_other_parts(names: Iterable[str], oddities: Irregularities) -> list[str]:
+def remove_other_modules(names: Iterable[str], oddities: Irregularities) -> list[str]:
     """Remove the tensors of other modules from names, and note them."""
-    by_part = {name: part for name in names if (part := find_part(name))}
+    by_part = {name: part for name in names if (part := find_module(name))}
     if by_part:
         parts = " and ".join(sorted(set(by_part.values())))
         oddities.note(f"{len(by_part)} unused tensors of {parts} ({printable(next(iter(by_part)))})")

@@ -35,6 +35,7 @@ def run_program() -> NoReturn:
     """Run `main` as the console script `localllm`, and end the process."""
     reraise_ctrl_c()
     allow_long_paths()
+    os.environ["NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING"] = "1"  # its colorama ends a program by ESC[0m on stdout
     set_up_streams(sys.stdin, sys.stdout, sys.stderr)
     try:
         main()

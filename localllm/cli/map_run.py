@@ -25,12 +25,15 @@ from localllm.services.records.stream import RecordStream
 
 if TYPE_CHECKING:
     from localllm.cli.options.shared import AnswerGroup, EngineGroup
+    from localllm.services.evaluation.likelihood import QuestionMapping
     from localllm.services.records.lines import Record
     from localllm.services.records.map import ChoiceMapping, MapJob, RecordMapping, Result
     from localllm.services.records.map_ray import RayMapping
     from localllm.services.records.stream import RecordStream
     from localllm.services.remote.mapping import RemoteMapping
     from localllm.services.remote.model import RemoteModel
+
+    AnyMapping = RecordMapping | ChoiceMapping | QuestionMapping | RayMapping | RemoteMapping
 
 
 # ---- input
@@ -205,7 +208,7 @@ class MapProgress:
         self._written += 1
         self._failed += tables.ERROR in result
 
-    def show(self, mapping: "RecordMapping | ChoiceMapping | RayMapping | RemoteMapping") -> None:
+    def show(self, mapping: "AnyMapping") -> None:
         """Update the progress line; call this after every step."""
         self._tokens, seconds = mapping.written, perf_counter() - self._start
         text = f"{self.before + mapping.done} of {self.before + self._total} answered, {self._speed(seconds)}"
@@ -274,7 +277,7 @@ def open_mapping(
     warns: bool,
     name: str,
     remote: "RemoteModel | None" = None,
-) -> "Iterator[RecordMapping | ChoiceMapping | RayMapping | RemoteMapping]":
+) -> "Iterator[AnyMapping]":
     """Start the job on this computer, on a Ray cluster or on a server.
 
     warns: whether to warn of a missing chat template.  name: of the model, as the user typed it.
@@ -296,13 +299,20 @@ def open_mapping(
         if warns:
             warn_missing_template(model)
             opening.check_thinking(model, job.options.think)
+        if job.scored:
+            from localllm.services.evaluation.likelihood import QuestionMapping
+
+            assert isinstance(records, list)
+            questions = QuestionMapping(model, job, records, lambda: progress.show(questions))
+            yield questions
+            return
         kind = ChoiceMapping if job.choices else RecordMapping
         mapping: ChoiceMapping | RecordMapping = kind(model, job, records, lambda: progress.show(mapping))
         yield mapping
 
 
 def write_answers(
-    mapping: "RecordMapping | ChoiceMapping | RayMapping | RemoteMapping",
+    mapping: "AnyMapping",
     records: "list[Record] | RecordStream",
     writer: "ResultWriter",
     progress: "MapProgress",

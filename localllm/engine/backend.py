@@ -171,7 +171,7 @@ def make_storage(traced: TracedModel, options: EngineOptions) -> "WeightStorage 
 
     if options.memory is None:  # leave some to other programs
         memory = min(memory, get_system_memory() * 15 // 16)
-    return WeightStorage(traced.file.locate, max(memory - WORKING_BYTES, 0))
+    return WeightStorage(traced.file.locate, max(memory - WORKING_BYTES, 0), options.memory)
 
 
 def build_reference_backend(traced: TracedModel, options: EngineOptions) -> Backend:

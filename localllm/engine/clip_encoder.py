@@ -17,7 +17,7 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.reference import dequantize
 
 if TYPE_CHECKING:
-    from localllm.arch.vision.resizing import Picture
+    from localllm.arch.vision.resizing import ResizableImage
 
 
 Forward = Callable[..., Activation]
@@ -40,7 +40,7 @@ class ClipEncoder:
         self.vocab_size = self._weights.get_submodel("t.").token_embd.shape[0]
         self._programs: dict[int, VisionProgram] = {}
 
-    def encode_image(self, picture: "Picture") -> np.ndarray:
+    def encode_image(self, picture: "ResizableImage") -> np.ndarray:
         """Embed an RGB image as float32 [width]. Raises ModelError if the vector is not finite."""
         h = self._pair.vision
         rows = h.compute_rows(clip.prepare(h, picture), self._weights)
@@ -74,13 +74,13 @@ class ClipEncoder:
 def trace_programs(file: GGUFFile, pair: clip.ClipEncoders) -> list[TracedProgram]:
     """Trace the image transformer, its projection, the text transformer and its projection. Raises ModelError."""
     traced: list[TracedProgram] = []
-    parts: list[tuple[Forward, Forward, clip.ClipVision | clip.ClipText]] = [
+    parts: list[tuple[Forward, Forward, clip.ClipVisionHyperparameters | clip.ClipTextHyperparameters]] = [
         (clip.encode_image, clip.project_image, pair.vision), (clip.encode_text, clip.project_text, pair.text),
     ]  # fmt: skip
     try:
         for tower, vector, h in parts:
             traced += [
-                trace_program(tower, file, h, h.most_patches, h.input_width),
+                trace_program(tower, file, h, h.max_patches, h.input_width),
                 trace_program(vector, file, h, 1, h.width),
             ]
             if traced[-1].width != h.out:

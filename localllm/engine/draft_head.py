@@ -10,7 +10,7 @@ from localllm.arch.decoder import MtpOutput, get_mtp_state
 from localllm.arch.families import eagle3
 from localllm.arch.family import DraftingFamily
 from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.layer_state import Recurrent, State
+from localllm.arch.layer_state import RecurrentLayerState, State
 from localllm.arch.metadata import HyperparameterReader, require_general, require_supported_values, require_types
 from localllm.arch.verbs import Activation
 from localllm.arch.weights import Weights
@@ -64,7 +64,7 @@ class DraftHeadSource(NamedTuple):
 def select_mtp_layer(file: GGUFFile, model: DraftingFamily, h: Hyperparameters) -> DraftHeadSource:
     """Return the first multi-token prediction layer of a model's file as a draft head."""
     weights = Weights(file.tensors)
-    names = [weight.name for weight in weights.get_layer(h.layers).list_all()]
+    names = [weight.name for weight in weights.get_layer(h.layers).list_weights()]
     return DraftHeadSource(file.path, h, get_mtp_state(h), h.width, (), weights, model.draft, None, names)
 
 
@@ -144,7 +144,7 @@ class DraftHead:
         self._previous_hidden, self._new_hidden = allocate_rows(self.width), allocate_rows(self.width)
         self._columns, self._tokens = head_source.columns, head_source.tokens
         self._tapped = allocate_rows(self._columns)
-        if isinstance(head_source.state, Recurrent):
+        if isinstance(head_source.state, RecurrentLayerState):
             raise ModelError(f"{head_source.path}: draft heads without attention are not supported")
         operations, fusing = self._record(head_source)
         self._backend = CpuBackend(operations, [head_source.state], context, options)

@@ -194,7 +194,7 @@ class Engine:
         options = options or EngineOptions()
         options.require_valid()
         model, self.hyperparameters = found or load_architecture(file)
-        if self.hyperparameters.bidirectional and not self.hyperparameters.fills:
+        if self.hyperparameters.bidirectional and not self.hyperparameters.is_diffusion:
             kind = f"{self.hyperparameters.arch} models make embeddings and cannot generate text"
             raise UnsupportedError(f"{file.path}: {kind}: use localllm embed or localllm rerank")
         self.context, self.vocab_size = options.context or self.hyperparameters.context, self.hyperparameters.vocab_size
@@ -252,7 +252,7 @@ class Engine:
         """
         if hook:
             self.require_hook(hook)
-        if self.hyperparameters.fills:
+        if self.hyperparameters.is_diffusion:
             kind = f"{self.hyperparameters.arch} models fill masked tokens and cannot continue a sequence"
             raise UnsupportedError(f"{self._path}: {kind}: use localllm run")
         sequence = self._create_sequence()

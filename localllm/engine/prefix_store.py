@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from localllm.arch.layer_state import KVType, Recurrent
+from localllm.arch.layer_state import KVType, RecurrentLayerState
 from localllm.arch.weights import Weight
 from localllm.engine.adapter_scales import AdapterScales
 from localllm.engine.forks import create_lock
@@ -150,8 +150,10 @@ class PrefixStore:
         except OSError:  # a temporary file without a name, which no other process can open
             self._ended = True
         states = engine.hyperparameters.list_states()
-        self._window = max((state.window or 0 for state in states if not isinstance(state, Recurrent)), default=0)
-        self._is_recurrent = any(isinstance(state, Recurrent) for state in states)
+        self._window = max(
+            (state.window or 0 for state in states if not isinstance(state, RecurrentLayerState)), default=0
+        )
+        self._is_recurrent = any(isinstance(state, RecurrentLayerState) for state in states)
         self.lock = create_lock(self)
         self._thread: threading.Thread | None = None
         self._waiting: PendingWrite | None = None

@@ -1,7 +1,7 @@
 """Run vision encoders, which process each image whole and keep no state.
 
 The transformer and the projector are two programs, built when the first image is encoded. Between them NumPy gathers
-the transformer's rows (`family.gather`).
+the transformer's rows (`family.merge_patches`).
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.table import PAGE
 
 if TYPE_CHECKING:
-    from localllm.arch.vision.resizing import Picture
+    from localllm.arch.vision.resizing import ResizableImage
 
 
 KV_TYPE = KVType.parse("f32")  # storage type of a run's keys and values
@@ -68,7 +68,7 @@ class VisionEncoder:
     def operations(self) -> list[Operation]:
         return [operation for part in self._parts for operation in part.recorder.operations]
 
-    def read(self, picture: "Picture") -> np.ndarray:
+    def read(self, picture: "ResizableImage") -> np.ndarray:
         """Encode an image that the family has preprocessed: float32 [rows, width of the language model].
 
         Raises ModelError for NaN or infinite values.
@@ -82,12 +82,12 @@ class VisionEncoder:
                 encoded = tower.run(
                     h.compute_rows(picture, self._weights), h.compute_rotary_positions(grid), h.find_window_ends(grid)
                 )
-                encoded = self.family.gather(h, encoded, grid)
+                encoded = self.family.merge_patches(h, encoded, grid)
                 return h.insert_breaks(project.run(encoded), grid, self._weights)
             except ModelError as error:
                 raise ModelError(f"{h.path}: {error}") from None
 
-    def encode_crops(self, pictures: "list[Picture]", size: tuple[int, int]) -> list[np.ndarray]:
+    def encode_crops(self, pictures: "list[ResizableImage]", size: tuple[int, int]) -> list[np.ndarray]:
         """Encode all crops of an image of that size, and combine them as the family does. Raises ModelError."""
         return self.hyperparameters.arrange([self.read(picture) for picture in pictures], size, self._weights)
 
@@ -100,8 +100,8 @@ class VisionEncoder:
 def trace_programs(file: GGUFFile, family: ModuleType, h: VisionHyperparameters) -> tuple[TracedProgram, TracedProgram]:
     """Trace the transformer and the projector of a file. Raises ModelError."""
     try:
-        tower = trace_program(family.encode, file, h, h.most_patches, h.input_width)
-        count, together = family.gather(h, np.zeros((h.most_patches, 1), np.float32), h.most_grid).shape
+        tower = trace_program(family.encode, file, h, h.max_patches, h.input_width)
+        count, together = family.merge_patches(h, np.zeros((h.max_patches, 1), np.float32), h.max_grid).shape
         project = trace_program(family.project, file, h, count, together * tower.width)
         project.recorder.use(tower.recorder)
         project.recorder.require_all_used(file.tensors)

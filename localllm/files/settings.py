@@ -54,6 +54,16 @@ class Settings:
         """Build an error about a key that names the file and the line."""
         return UsageError(f"{self.path}, line {self.find_line(*keys)}: {message}")
 
+    def follow_alias(self, name: str) -> list[str]:
+        """Return a name, what it is an alias of, and so on. Raises UsageError for aliases in a circle."""
+        names = [name]
+        while (target := self.aliases.get(names[-1], names[-1])) != names[-1]:
+            if target in names:
+                circle = " = ".join([*names[names.index(target) :], target])
+                raise self.make_error(f"aliases must not form a circle: {circle}", "aliases", target)
+            names.append(target)
+        return names
+
     def find_line(self, *keys: str) -> int:
         """Return the line of a key, counted from 1."""
         return find_line(self.text, keys)

@@ -119,7 +119,7 @@ class TokenTrie:
 
         Raises UsageError for a diffusion model, which has no probabilities of texts.
         """
-        if engine.hyperparameters.fills:
+        if engine.hyperparameters.is_diffusion:
             raise UsageError("a diffusion model has no probabilities of texts: use another model to choose or score")
         request.task.require_room(engine.context)
         if (length := len(request.prompt)) + self.longest > engine.context:

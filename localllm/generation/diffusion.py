@@ -209,7 +209,7 @@ def make_diffusion_model(engine: "Engine", metadata: Mapping[str, object]) -> Di
 
     metadata: of the GGUF file. Raises UsageError for a model of another kind, or without a mask token.
     """
-    if not engine.hyperparameters.fills:
+    if not engine.hyperparameters.is_diffusion:
         raise UsageError(
             f"{engine.hyperparameters.arch} models are not diffusion models: leave out the --diffusion options"
         )

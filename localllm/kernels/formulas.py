@@ -6,7 +6,7 @@ float32 [columns], `Number` a float32. The result, y, has as many columns as the
 
 A formula computes with vectors of 16 columns on CPUs and with scalars on GPUs. Besides + - * it may use the
 functions of WORDS in kernels/cpu/elementwise/formulas.py and kernels/cuda/elementwise/formulas.py. A formula that
-bounds its input uses `if_finite`: it would otherwise hide that broken weights have produced infinity or NaN.
+bounds its input uses `propagate_nan`: it would otherwise hide that broken weights have produced infinity or NaN.
 This module does not import Numba.
 """
 
@@ -21,7 +21,7 @@ Row: TypeAlias = Annotated[Any, "row"]
 Number: TypeAlias = Annotated[Any, "number"]
 FORMULAS: dict[str, FunctionType] = {}
 # Each target has these functions; `bind` replaces the names by them.
-absolute = erf = exp = fma = if_finite = larger = log_one_plus_exp = number = cast(Any, None)
+absolute = erf = exp = fma = propagate_nan = larger = log_one_plus_exp = number = cast(Any, None)
 reciprocal = smaller = sqrt = tanh = where_above_zero = cast(Any, None)
 SQRT_2_BY_PI, SQRT_HALF = 0.7978845608028654, 0.7071067811865476
 
@@ -95,7 +95,7 @@ def lerp(x, z, weight: Row):
 
 @declare_formula
 def relu(x):
-    return if_finite(larger(number(0.0), x), x)
+    return propagate_nan(larger(number(0.0), x), x)
 
 
 @declare_formula
@@ -111,17 +111,17 @@ def relu_squared(x):
 
 @declare_formula
 def clamp(x, limit: Number):
-    return if_finite(smaller(limit, larger(-limit, x)), x)
+    return propagate_nan(smaller(limit, larger(-limit, x)), x)
 
 
 @declare_formula
 def exponential(x):
-    return if_finite(exp(x), x)
+    return propagate_nan(exp(x), x)
 
 
 @declare_formula
 def sigmoid(x):
-    return if_finite(reciprocal(number(1.0) + exp(-x)), x)
+    return propagate_nan(reciprocal(number(1.0) + exp(-x)), x)
 
 
 @declare_formula
@@ -132,7 +132,7 @@ def softplus(x, bias: Row):
 @declare_formula
 def softcap(x, cap: Number):
     inner = x * reciprocal(cap)
-    return if_finite(tanh(inner) * cap, inner)
+    return propagate_nan(tanh(inner) * cap, inner)
 
 
 @declare_formula
@@ -164,7 +164,7 @@ def swiglu_limited(gate, up, sharpness: Number, limit: Number):
 
     gate is at most `limit`, up is between -limit and limit.
     """
-    gate = if_finite(smaller(limit, gate), gate)
+    gate = propagate_nan(smaller(limit, gate), gate)
     return gate * reciprocal(number(1.0) + exp(gate * -sharpness)) * (clamp(up, limit) + number(1.0))
 
 
@@ -172,7 +172,7 @@ def swiglu_limited(gate, up, sharpness: Number, limit: Number):
 def signed_root(x, least: Number):
     """Compute sqrt(max(|x|, least)) with the sign of x, 0 for 0."""
     root = sqrt(larger(absolute(x), least))
-    return if_finite(where_above_zero(x, root, where_above_zero(-x, -root, x * number(0.0))), x)
+    return propagate_nan(where_above_zero(x, root, where_above_zero(-x, -root, x * number(0.0))), x)
 
 
 @declare_formula

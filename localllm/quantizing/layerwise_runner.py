@@ -26,7 +26,7 @@ RANGE_WEIGHTS = 3 << 17  # weights that are dequantized and multiplied together:
 MATRIX_RANGES = 4  # row ranges into which a small matrix is divided
 MAX_CONCATENATED_TOKENS = 512  # texts of fewer tokens are concatenated for a product
 # Verbs that return no new activation.
-VERBS_WITHOUT_RESULT = ("embed_inputs", "add_deepstack", "tap_layer_input", "ignore", "by_context")
+VERBS_WITHOUT_RESULT = ("embed_inputs", "add_deepstack", "tap_layer_input", "ignore", "select_by_context")
 PRODUCTS = ("linear", "head_linear", "expert_linear")
 
 
@@ -298,8 +298,8 @@ class LayerwiseRunner:
     def ignore(self, *weights: Weight | None) -> None:
         """Accept weights that are in the file but have no effect."""
 
-    def by_context(self, short: Weight, long: Weight, original: int) -> Weight:
-        return self._references[0].by_context(short, long, original)
+    def select_by_context(self, short: Weight, long: Weight, original: int) -> Weight:
+        return self._references[0].select_by_context(short, long, original)
 
     def _embed(
         self, ended: Sequence[BatchedActivations], weight: Weight, ids: BatchedActivations

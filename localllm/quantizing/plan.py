@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from localllm.arch.vision import CLIP
-from localllm.arch.weights import find_part
+from localllm.arch.weights import find_module
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.header import SCALARS, printable
 from localllm.files.gguf.tensor_source import Source, SourceTensor, count_rows
@@ -209,7 +209,7 @@ def plan_tensor(
     tensor: SourceTensor, planner: FormatPlanner, request: QuantizeRequest, imatrix: ImportanceMatrix | None
 ) -> TensorJob:
     """Choose the format of a tensor. Raises ModelError if there is none, UsageError if an option prevents it."""
-    is_other = planner.model.arch != CLIP and find_part(tensor.name) is not None  # it is copied
+    is_other = planner.model.arch != CLIP and find_module(tensor.name) is not None  # it is copied
     try:
         choice = None if request.recipe == COPY or is_other else planner.choose(tensor.name, tensor.shape)
     except ValueError as error:

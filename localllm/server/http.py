@@ -233,11 +233,11 @@ class EventStream(Response):
         limits: ClientLimits,
         headers: dict[str, str],
         close: CloseCallback | None = None,
-        keep_alive: bytes = COMMENT,
+        keep_alive: bytes | Callable[[], bytes] = COMMENT,
     ):
         """Stream the chunks.
 
-        close: called at the end, even if nothing was sent.  keep_alive: sent while there is no data.
+        close: called at the end, even if nothing was sent.  keep_alive: sent while there is no data, or what makes it.
         """
         self._chunks, self._limits, self._close, self._keep_alive = chunks, limits, close, keep_alive
         super().__init__(None, 200, {"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers})
@@ -258,7 +258,8 @@ class EventStream(Response):
             pending = asyncio.ensure_future(anext(chunks, None))
             while True:
                 done, _ = await asyncio.wait([pending], timeout=KEEP_ALIVE_SECONDS)
-                chunk = pending.result() if done else self._keep_alive
+                waiting = self._keep_alive() if callable(self._keep_alive) else self._keep_alive
+                chunk = pending.result() if done else waiting
                 await self._send_in_time(send(make_body_message(chunk or b"", chunk is not None)))
                 if chunk is None:
                     return

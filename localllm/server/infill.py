@@ -6,6 +6,7 @@ Source: https://github.com/ggml-org/llama.cpp/tree/master/tools/server
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,8 +16,9 @@ from localllm.generation.infill import Infill
 from localllm.server.fields import RequestBody
 from localllm.server.http import EventStream, format_event, format_openai_error, read_json, respond_when_done
 from localllm.server.openai_chat import make_extension_headers
-from localllm.server.request_options import parse_constraint, parse_keep_alive, parse_options
+from localllm.server.request_options import parse_constraint, parse_keep_alive, parse_options, parse_progress
 from localllm.server.service import GenerateRequest, ResponseStream, ServerContext
+from localllm.server.worker import PromptProgress
 
 
 @frozen
@@ -41,10 +43,11 @@ async def infill(service: ServerContext, request: Request) -> Response:
     body = RequestBody(await read_json(request, service.limits))
     is_streaming, ending = body.get_bool("stream"), parse_ending(body)
     query = await asyncio.to_thread(parse_request, body, service.limits.suffix_first)
+    query = replace(query, wants_progress=parse_progress(body, is_streaming))
     stream = await service.start(query, parse_keep_alive(body))
     headers, middle = make_extension_headers(body), InfillStream(stream, ending)
     if is_streaming:
-        return EventStream(stream_chunks(middle), service.limits, headers, stream.close)
+        return EventStream(stream_chunks(middle), service.limits, headers, stream.close, stream.describe_progress)
     return await respond_when_done(request, complete_infill(middle), headers, stream.close)
 
 
@@ -70,10 +73,12 @@ class InfillStream:
 
     Attributes:
         text: the text so far.  stop_type: why it ended, as in llama-server: "eos", "word" or "limit".
+        progress: of the prompt, while an empty part is yielded for it; None for other parts.
     """
 
     def __init__(self, stream: ResponseStream, ending: InfillStops):
         self.stream, self.text, self.stop_type = stream, "", "limit"
+        self.progress: PromptProgress | None = None
         self._ending, self._line = ending, 0  # begin of the latest line; the first line (0) is not checked
 
     async def stream_parts(self) -> AsyncGenerator[str]:
@@ -81,6 +86,10 @@ class InfillStream:
         clock, end = asyncio.get_running_loop().time, None
         async with aclosing(self.stream.stream_events()) as events:
             async for _, event in events:
+                self.progress = event.progress
+                if event.progress:
+                    yield ""
+                    continue
                 if end is None and self._ending.seconds is not None:
                     end = clock() + self._ending.seconds
                 part = "".join(text for _, text in event.parts)
@@ -109,7 +118,7 @@ class InfillStream:
 
     def build_response(self) -> dict[str, object]:
         completion, context = self.stream.get_completion(), self.stream.model.context
-        read, predicted, cached = completion.prompt_tokens, completion.completion_tokens, completion.cached_tokens
+        read, predicted = completion.prompt_tokens, completion.completion_tokens
         response = {
             "index": 0,
             "content": self.text,
@@ -124,22 +133,9 @@ class InfillStream:
             "stop_type": self.stop_type,
             "stopping_word": self.stream.stop_string(),
             "tokens_cached": read + predicted,
-            "timings": {
-                "cache_n": cached,
-                **format_rate("prompt", read - cached, completion.prefill_s),
-                **format_rate("predicted", predicted, completion.decode_s),
-            },
+            "timings": self.stream.format_timings(),
         }
         return select_fields(response, self._ending.fields)
-
-
-def format_rate(name: str, count: int, seconds: float) -> dict[str, object]:
-    return {
-        f"{name}_n": count,
-        f"{name}_ms": 1000 * seconds,
-        f"{name}_per_token_ms": 1000 * seconds / count if count else 0.0,
-        f"{name}_per_second": count / seconds if seconds else 0.0,
-    }
 
 
 def select_fields(response: dict[str, object], paths: tuple[str, ...]) -> dict[str, object]:
@@ -164,7 +160,8 @@ async def stream_chunks(middle: InfillStream) -> AsyncGenerator[bytes]:
     """Yield the response as server-sent events; the last one has the statistics and no text."""
     try:
         async for part in middle.stream_parts():
-            yield format_event({"index": 0, "content": part, "stop": False})
+            progress = {"prompt_progress": middle.progress._asdict()} if middle.progress else {}
+            yield format_event({"index": 0, "content": part, "stop": False, **progress})
         response = middle.build_response()
         yield format_event({**response, "content": ""} if "content" in response else response)
     except Exception as error:

@@ -4,6 +4,7 @@ Source: https://github.com/ggml-org/llama.cpp/tree/master/tools/server
 """
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -14,7 +15,13 @@ from localllm.server.fields import RequestBody
 from localllm.server.http import EventStream, read_json, respond_when_done
 from localllm.server.infill import InfillStream, complete_infill, parse_ending, stream_chunks
 from localllm.server.openai_chat import make_extension_headers
-from localllm.server.request_options import parse_constraint, parse_json_options, parse_keep_alive, parse_options
+from localllm.server.request_options import (
+    parse_constraint,
+    parse_json_options,
+    parse_keep_alive,
+    parse_options,
+    parse_progress,
+)
 from localllm.server.service import GenerateRequest, Prompt, ServerContext
 from localllm.server.tokens import require_token_ids
 
@@ -27,10 +34,11 @@ async def complete(service: ServerContext, request: Request) -> Response:
     body = RequestBody(await read_json(request, service.limits))
     is_streaming, ending = body.get_bool("stream"), parse_ending(body)
     query = await asyncio.to_thread(parse_request, body)
+    query = replace(query, wants_progress=parse_progress(body, is_streaming))
     stream = await service.start(query, parse_keep_alive(body))
     headers, completion = make_extension_headers(body), InfillStream(stream, ending)
     if is_streaming:
-        return EventStream(stream_chunks(completion), service.limits, headers, stream.close)
+        return EventStream(stream_chunks(completion), service.limits, headers, stream.close, stream.describe_progress)
     return await respond_when_done(request, complete_infill(completion), headers, stream.close)
 
 

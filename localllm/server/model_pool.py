@@ -39,7 +39,8 @@ class NameOptions:
     open_model: "Callable[[str], Model] | None" = None
 
 
-Find = Callable[..., Iterable[tuple[str, str, NameOptions]]]  # further models, given the known names
+# Given the known names, returns further models: name, path and options; the path is "" for a name that was removed.
+Find = Callable[..., Iterable[tuple[str, str, NameOptions]]]
 
 
 class ModelEntry:
@@ -139,9 +140,30 @@ class ModelPool:
         return len({file for file, _ in self._by_file}) == 1
 
     def refresh(self) -> None:
-        """Add models installed since the start, if the server offers all installed models."""
-        for name, path, options in self.find(self.entries.keys()) if self.find else ():
-            self._add(name, path, options)
+        """Add models installed since the start, and drop removed ones, if the server offers all installed models.
+
+        The last one stays.
+        """
+        if self.find is None:
+            return
+        removed = [name for name, entry in self.entries.items() if not os.path.exists(entry.path)]
+        for name, path, options in [*self.find(self.entries.keys())]:
+            if path:
+                self._add(name, path, options)
+            else:
+                removed.append(name)
+        for name in removed[: len(self.entries) - 1]:
+            self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        """Remove a name, and unload its model after its running requests if no other name has it."""
+        entry = self.entries.pop(name).shared
+        if any(each.shared is entry for each in self.entries.values()):
+            return
+        if entry.active_requests:
+            entry.is_ending = True
+        elif entry.worker:
+            self._unload_later(entry, 0)
 
     def add_found(self, name: str) -> None:
         """Add a model of another program, which is not offered otherwise. Raises LocalllmError."""
@@ -267,7 +289,11 @@ class ModelPool:
 
     def _start_worker(self, entry: ModelEntry) -> Worker:
         model = (entry.options.open_model or self._open)(entry.path)
-        room = None if self.memory is None else max(0, self.memory - count_fixed_bytes(model))
+        room = None
+        if self.memory is not None:
+            # Weights that are streamed give memory back to a growing cache.
+            least = self.memory // 4 if model.engine.streamed_bytes else 0
+            room = max(least, self.memory - count_fixed_bytes(model))
         return Worker(model, self._metrics, self.parallel, room)
 
     async def _unload(self, entry: ModelEntry) -> None:

@@ -112,7 +112,7 @@ def detect_capabilities(file: GGUFFile, template: str) -> tuple[str, ...]:
         _, h = load_architecture(file)
     except (ModelError, UnsupportedError):
         return ()
-    if h.bidirectional and not h.fills:
+    if h.bidirectional and not h.is_diffusion:
         return ("embedding",)
     supported = {
         "completion": True, "tools": "tools" in template, "thinking": "think" in template,

@@ -5,9 +5,11 @@ Source: https://platform.openai.com/docs/api-reference.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass, field
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from time import time
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -66,6 +68,7 @@ async def create_chat_completion(service: ServerContext, request: Request) -> Re
     is_streaming, options = body.get_bool("stream"), body.get_object("stream_options")
     wants_usage = options is not None and options.get_bool("include_usage")
     query = await asyncio.to_thread(parse_request, body)
+    query = replace(query, wants_progress=request_options.parse_progress(body, is_streaming))
     stream = await service.start(query, request_options.parse_keep_alive(body))
     headers = make_extension_headers(body, stream)
 
@@ -74,7 +77,8 @@ async def create_chat_completion(service: ServerContext, request: Request) -> Re
         return {"index": index, "message": choice.build_message(), "logprobs": logprobs, "finish_reason": choice.reason}
 
     if is_streaming:
-        return http.EventStream(stream_chunks(stream, query, wants_usage), service.limits, headers, stream.close)
+        chunks = stream_chunks(stream, query, wants_usage)
+        return http.EventStream(chunks, service.limits, headers, stream.close, stream.describe_progress)
     return await http.respond_when_done(
         request, complete_response(stream, query, CHAT_KIND, format_choice), headers, stream.close
     )
@@ -126,22 +130,61 @@ async def complete_response(
         **format_head(stream, *kind),
         "choices": [format_choice(index, choice) for index, choice in enumerate(choices)],
         "usage": format_usage(stream.usage),
+        "timings": stream.format_timings(),
     }
 
 
-async def stream_chunks(stream: ResponseStream, query: GenerateRequest, wants_usage: bool) -> AsyncGenerator[bytes]:
+def stream_chunks(stream: ResponseStream, query: GenerateRequest, wants_usage: bool) -> AsyncGenerator[bytes]:
+    return encode_chunks(stream, iter_chunks(stream, query, wants_usage))
+
+
+async def encode_chunks(stream: ResponseStream, chunks: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[bytes]:
+    """Yield chunks as server-sent events, an error instead of the rest; the last chunk gets the timings."""
+    last: dict[str, Any] | None = None
+    try:
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                if last:
+                    yield http.format_event(last)
+                is_end = not chunk["choices"] or bool(chunk["choices"][0]["finish_reason"])
+                last = chunk if is_end else None
+                if not is_end:
+                    yield http.format_event(chunk)
+        if last:
+            yield http.format_event({**last, "timings": stream.format_timings()})
+        yield DONE
+    except Exception as error:
+        if last:
+            yield http.format_event(last)
+        yield http.format_event(http.format_openai_error(error))
+    finally:
+        await stream.close()
+
+
+def format_progress(event: TokenEvent) -> dict[str, object]:
+    """Return the field with the progress of the prompt, if the event has any."""
+    return {"prompt_progress": event.progress._asdict()} if event.progress else {}
+
+
+async def iter_chunks(
+    stream: ResponseStream, query: GenerateRequest, wants_usage: bool
+) -> AsyncGenerator[dict[str, Any]]:
+    """Yield the chunks of a chat completion. Raises LocalllmError."""
     base = format_head(stream, "chatcmpl", "chat.completion.chunk")
     usage: dict[str, object] = {"usage": None} if wants_usage else {}
 
     def format_chunk(
         index: int, delta: dict[str, object], finish_reason: str | None = None, logprobs: object = None
-    ) -> bytes:
+    ) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return http.format_event({**base, "choices": [choice], **usage})
+        return {**base, "choices": [choice], **usage}
 
     choices = dict[int, ChatChoice]()
-    try:
-        async for number, token_event in stream.stream_events():
+    async with aclosing(stream.stream_events()) as events:
+        async for number, token_event in events:
+            if token_event.progress:
+                yield format_chunk(number, {}) | format_progress(token_event)
+                continue
             if number not in choices:
                 choices[number] = ChatChoice()
                 yield format_chunk(number, {"role": "assistant", "content": ""})
@@ -154,16 +197,11 @@ async def stream_chunks(stream: ResponseStream, query: GenerateRequest, wants_us
             if token_event.finish_reason:
                 choices[number].finish_reason = token_event.finish_reason
                 yield format_chunk(number, {}, choices[number].reason)
-        for number in range(query.n * len(query.prompts)):
-            if number not in choices:  # max_tokens is 0
-                yield format_chunk(number, {"role": "assistant", "content": ""}, "length")
-        if wants_usage:
-            yield http.format_event({**base, "choices": [], "usage": format_usage(stream.usage)})
-        yield DONE
-    except Exception as error:
-        yield http.format_event(http.format_openai_error(error))
-    finally:
-        await stream.close()
+    for number in range(query.n * len(query.prompts)):
+        if number not in choices:  # max_tokens is 0
+            yield format_chunk(number, {"role": "assistant", "content": ""}, "length")
+    if wants_usage:
+        yield {**base, "choices": [], "usage": format_usage(stream.usage)}
 
 
 def format_delta(part: TextPart, choice: ChatChoice) -> dict[str, object]:

@@ -7,7 +7,9 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
-from typing import TYPE_CHECKING, TypedDict
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,8 +20,15 @@ from localllm.generation.infill import Infill
 from localllm.generation.logprobs import LikelyToken, TokenLogprob, compute_prompt_logprobs, compute_token_logprobs
 from localllm.server import openai_chat
 from localllm.server.fields import RequestBody
-from localllm.server.http import EventStream, format_event, format_openai_error, read_json, respond_when_done
-from localllm.server.request_options import MAX_CHOICES, MAX_LOGPROBS, parse_constraint, parse_keep_alive, parse_options
+from localllm.server.http import EventStream, read_json, respond_when_done
+from localllm.server.request_options import (
+    MAX_CHOICES,
+    MAX_LOGPROBS,
+    parse_constraint,
+    parse_keep_alive,
+    parse_options,
+    parse_progress,
+)
 from localllm.server.service import GenerateRequest, Prompt, ResponseStream, ServerContext
 
 if TYPE_CHECKING:
@@ -36,10 +45,12 @@ async def create_completion(service: ServerContext, request: Request) -> Respons
     is_streaming, options = body.get_bool("stream"), body.get_object("stream_options")
     wants_usage = options is not None and options.get_bool("include_usage")
     query, has_echo = await asyncio.to_thread(parse_request, body), body.get_bool("echo")
+    query = replace(query, wants_progress=parse_progress(body, is_streaming))
     stream = await service.start(query, parse_keep_alive(body))
     headers = openai_chat.make_extension_headers(body)
     if is_streaming:
-        return EventStream(stream_chunks(stream, query, wants_usage, has_echo), service.limits, headers, stream.close)
+        chunks = stream_chunks(stream, query, wants_usage, has_echo)
+        return EventStream(chunks, service.limits, headers, stream.close, stream.describe_progress)
     return await respond_when_done(request, complete_choices(stream, query, has_echo), headers, stream.close)
 
 
@@ -186,28 +197,38 @@ def is_token(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-async def stream_chunks(
+def stream_chunks(
     stream: ResponseStream, query: GenerateRequest, wants_usage: bool, has_echo: bool = False
 ) -> AsyncGenerator[bytes]:
+    return openai_chat.encode_chunks(stream, iter_chunks(stream, query, wants_usage, has_echo))
+
+
+async def iter_chunks(
+    stream: ResponseStream, query: GenerateRequest, wants_usage: bool, has_echo: bool = False
+) -> AsyncGenerator[dict[str, Any]]:
+    """Yield the chunks of a text completion. Raises LocalllmError."""
     base, usage = openai_chat.format_head(stream, *COMPLETION_KIND), {"usage": None} if wants_usage else {}
     unfinished = dict.fromkeys(range(query.n * len(query.prompts)))
     lengths, has_text = Counter[int](), set[int]()
 
-    def format_chunk(index: int, text: str, tokens: list[LikelyToken], reason: str | None) -> bytes:
+    def format_chunk(index: int, text: str, tokens: list[LikelyToken], reason: str | None) -> dict[str, Any]:
         logprobs = format_logprobs(tokens, stream, query, lengths[index])
         lengths[index] += sum(map(len, logprobs["tokens"])) if logprobs else 0
         choice: TextChoice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
-        return format_event({**base, "choices": [choice], **usage})
+        return {**base, "choices": [choice], **usage}
 
-    try:
-        prompts = await echo_prompts(stream, query.top_logprobs) if has_echo else []
-        for index in unfinished if has_echo else ():
-            logprobs = format_logprobs([], stream, query)
-            empty: TextChoice = {"index": index, "text": "", "logprobs": logprobs, "finish_reason": None}
-            add_prompt(empty, prompts[index // query.n], stream, query)
-            lengths[index] = sum(map(len, empty["logprobs"]["tokens"])) if empty["logprobs"] else 0
-            yield format_event({**base, "choices": [empty], **usage})
-        async for index, token_event in stream.stream_events():
+    prompts = await echo_prompts(stream, query.top_logprobs) if has_echo else []
+    for index in unfinished if has_echo else ():
+        logprobs = format_logprobs([], stream, query)
+        empty: TextChoice = {"index": index, "text": "", "logprobs": logprobs, "finish_reason": None}
+        add_prompt(empty, prompts[index // query.n], stream, query)
+        lengths[index] = sum(map(len, empty["logprobs"]["tokens"])) if empty["logprobs"] else 0
+        yield {**base, "choices": [empty], **usage}
+    async with aclosing(stream.stream_events()) as events:
+        async for index, token_event in events:
+            if token_event.progress:
+                yield format_chunk(index, "", [], None) | openai_chat.format_progress(token_event)
+                continue
             text, reason = "".join(text for _, text in token_event.parts), token_event.finish_reason or None
             tokens = [token_event.logprob] if token_event.logprob else []
             if text:
@@ -218,15 +239,10 @@ async def stream_chunks(
                 tokens.append(end)  # as in `add_prompt`
             if text or tokens or reason:
                 yield format_chunk(index, text, tokens, reason)
-        for index in unfinished:  # max_tokens is 0
-            yield format_chunk(index, "", [], "length")
-        if wants_usage:
-            yield format_event({**base, "choices": [], "usage": openai_chat.format_usage(stream.usage)})
-        yield openai_chat.DONE
-    except Exception as error:
-        yield format_event(format_openai_error(error))
-    finally:
-        await stream.close()
+    for index in unfinished:  # max_tokens is 0
+        yield format_chunk(index, "", [], "length")
+    if wants_usage:
+        yield {**base, "choices": [], "usage": openai_chat.format_usage(stream.usage)}
 
 
 def format_logprobs(

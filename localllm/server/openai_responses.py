@@ -80,7 +80,8 @@ async def create_response(service: ServerContext, request: Request) -> Response:
     stream = await service.start(generate_request, request_options.parse_keep_alive(body))
     builder, headers = ResponseBuilder(stream.name, settings, origins), make_extension_headers(body, stream)
     if is_streaming:
-        return http.EventStream(stream_events(stream, builder), service.limits, headers, stream.close)
+        events = stream_events(stream, builder)
+        return http.EventStream(events, service.limits, headers, stream.close, stream.describe_progress)
     return await http.respond_when_done(request, complete_response(stream, builder), headers, stream.close)
 
 

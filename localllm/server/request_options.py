@@ -46,6 +46,11 @@ def parse_keep_alive(body: RequestBody) -> float | None:
     return seconds
 
 
+def parse_progress(body: RequestBody, is_streaming: bool) -> bool:
+    """Parse llama-server's return_progress, which has no effect without a stream. Raises UsageError."""
+    return body.get_bool("return_progress") and is_streaming
+
+
 def parse_sampling(body: RequestBody) -> SamplingOptions:
     """Parse the sampling fields: OpenAI's, and all fields of SamplingOptions. Raises UsageError."""
     values = dict[str, Any]()  # SamplingOptions checks the types

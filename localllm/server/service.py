@@ -15,7 +15,7 @@ from localllm.generation.options import GenerationOptions
 from localllm.generation.request import Completion, Request
 from localllm.images.parts import get_text, list_image_parts
 from localllm.server.attachments import resolve_images
-from localllm.server.http import ClientLimits, RequestTimeoutError
+from localllm.server.http import COMMENT, ClientLimits, RequestTimeoutError
 from localllm.server.metrics import Metrics
 from localllm.server.model_pool import ModelPool
 from localllm.server.worker import Subscriber, TokenEvent, Worker
@@ -38,6 +38,7 @@ class GenerateRequest:
         model: its name, None for the first.  prompts: each gets n choices.
         top_logprobs: alternatives to report for each token; None: no log probabilities.
         context: token ids of an earlier prompt and its answer, put before each prompt; not checked yet.
+        wants_progress: whether events tell how much of each prompt is read.
     """
 
     model: str | None
@@ -46,6 +47,7 @@ class GenerateRequest:
     n: int = 1
     top_logprobs: int | None = None
     context: Sequence[object] = ()
+    wants_progress: bool = False
 
 
 @dataclass
@@ -96,7 +98,8 @@ class ResponseStream:
         self._generate_request = with_named_adapter(self._generate_request, self.model)
         requests = await asyncio.to_thread(self._build_requests)
         for request in requests:
-            subscriber = Subscriber(request, self._generate_request.top_logprobs, self._worker.cancel)
+            wants_progress = self._generate_request.wants_progress
+            subscriber = Subscriber(request, self._generate_request.top_logprobs, self._worker.cancel, wants_progress)
             self._worker.submit(subscriber)
             self._subscribers.append(subscriber)
 
@@ -203,6 +206,26 @@ class ResponseStream:
     def get_completion(self) -> Completion:
         return self._subscribers[0].request.answers[0]
 
+    def format_timings(self) -> dict[str, object]:
+        """Return llama-server's counts and times: of several answers the sum of tokens, and the longest time."""
+        usage, answers = self.count_usage(), [each for one in self._subscribers for each in one.request.answers]
+        prefill, decode = (
+            max((getattr(each, name) for each in answers), default=0.0) for name in ("prefill_s", "decode_s")
+        )
+        return {
+            "cache_n": usage.cached,
+            **format_rate("prompt", usage.prompt - usage.cached, prefill),
+            **format_rate("predicted", usage.written, decode),
+        }
+
+    def describe_progress(self) -> bytes:
+        """Return a comment of an event stream: how much of the prompts is read, or that the server is at work."""
+        reading = [each.progress for each in self._subscribers if each.progress and not each.request.begun]
+        if not reading:
+            return COMMENT
+        done, total = sum(each.processed for each in reading), sum(each.total for each in reading)
+        return f": read {done} of {total} tokens of the prompt\n".encode()
+
     def stop_string(self) -> str:
         """Return the stop string that ended the first choice, or ""."""
         answers = self._subscribers[0].request.answers
@@ -246,6 +269,15 @@ class ServerContext:
                     for prompt in resolve_prompt_images(encode_infills(generate_request, model), self.limits.folders)
                 )
             )
+
+
+def format_rate(name: str, count: int, seconds: float) -> dict[str, object]:
+    return {
+        f"{name}_n": count,
+        f"{name}_ms": 1000 * seconds,
+        f"{name}_per_token_ms": 1000 * seconds / count if count else 0.0,
+        f"{name}_per_second": count / seconds if seconds else 0.0,
+    }
 
 
 def with_named_adapter(generate_request: GenerateRequest, model: "Model") -> GenerateRequest:

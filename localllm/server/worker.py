@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,19 +29,35 @@ class StoppedError(LocalllmError):
     """The server is shutting down, or its queue is full."""
 
 
+class PromptProgress(NamedTuple):
+    """How much of a prompt is prefilled, as llama-server reports it.
+
+    Attributes:
+        total: tokens of the prompt.  cache: how many of them are from the prefix cache.
+        processed: tokens done, with those of the cache.  time_ms: milliseconds since prefill began.
+    """
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: int
+
+
 class TokenEvent(NamedTuple):
-    """A generated token.
+    """A generated token, or progress before the first one.
 
     Attributes:
         number: index of the choice.  parts: text that became complete with this token.
         logprob: log probability of the token, if requested and if it is part of the response's text.
         finish_reason: "stop" or "length" for the last token, else "".
+        progress: of the prompt, if requested; all else is empty then.
     """
 
     number: int
     parts: tuple[TextPart, ...]
     logprob: LikelyToken | None
     finish_reason: str
+    progress: PromptProgress | None = None
 
 
 class Subscriber:
@@ -48,17 +65,37 @@ class Subscriber:
 
     Attributes:
         request: the request.  begin: time of its arrival, by the event loop's clock.
+        progress: the latest of its prompt, None before prefill.
     """
 
-    def __init__(self, request: Request, top_logprobs: int | None, cancel: Callable[["Subscriber"], None]):
+    def __init__(
+        self,
+        request: Request,
+        top_logprobs: int | None,
+        cancel: Callable[["Subscriber"], None],
+        wants_progress: bool = False,
+    ):
         """Subscribe to a request.
 
-        top_logprobs: alternatives to report for each token; None: no log probabilities.
+        top_logprobs: alternatives to report for each token; None: no log probabilities.  wants_progress: whether
+        progress of the prompt is published.
         """
         self.request, self.top_logprobs, self._cancel = request, top_logprobs, cancel
         self.loop = asyncio.get_running_loop()
         self.begin = self.loop.time()
         self._events: asyncio.Queue[TokenEvent | LocalllmError | None] = asyncio.Queue()
+        self.progress: PromptProgress | None = None
+        self._wants_progress, self._prefill_start = wants_progress, 0.0
+        options = replace(request.task.options, on_progress=self._report_progress)
+        request.task = replace(request.task, options=options)
+
+    def _report_progress(self, done: int, total: int) -> None:
+        """Record, in the worker's thread, how many tokens of the prompt are read, besides cached ones."""
+        self._prefill_start = self._prefill_start or monotonic()
+        cached, milliseconds = self.request.cached, round(1000 * (monotonic() - self._prefill_start))
+        self.progress = PromptProgress(total + cached, cached, done + cached, milliseconds)
+        if self._wants_progress:
+            deliver([(self, TokenEvent(0, (), None, "", self.progress))])
 
     def publish(self, event: TokenEvent | LocalllmError | None) -> None:
         """Add an event (call this in the event loop); None: all completions have ended."""

@@ -11,7 +11,7 @@ def compile_kernels(path: str | os.PathLike[str], progress: Callable[[int, int],
     """Compile all kernels that a model needs, so that its first start is as fast as later ones."""
     with api.open_model(path, progress=progress) as model:
         model.engine.prepare_all()
-        if (h := model.engine.hyperparameters).bidirectional and not h.fills:
+        if (h := model.engine.hyperparameters).bidirectional and not h.is_diffusion:
             from localllm.engine.embedding_runner import EmbeddingRunner
             from localllm.engine.options import EngineOptions
 

@@ -231,6 +231,11 @@ def get_available_memory(mapped: int = 0) -> int:
     return max(0, min(system, read_memory_left(), get_address_room(), get_data_room() + mapped))
 
 
+def get_private_memory() -> int | None:
+    """Return the bytes of memory that this process alone uses, without files; None where the system does not tell."""
+    return 1024 * size if (size := read_integer_after("RssAnon:\t", "/proc/self/status")) is not None else None
+
+
 def get_system_memory() -> int:
     """Return the bytes available to all programs together; sys.maxsize if unknown."""
     if sys.platform == "darwin":  # the level is the percentage of free memory

@@ -25,7 +25,7 @@ from PIL import Image
 
 import localllm
 from localllm.arch.vision import internvl, llava
-from localllm.arch.vision.hyperparameters import to_patches
+from localllm.arch.vision.hyperparameters import cut_into_patches
 from localllm.arch.vision.vit import make_table, to_array
 from localllm.engine.options import EngineOptions
 from localllm.engine.vision_encoder import VisionEncoder
@@ -43,14 +43,14 @@ def as_llama_cpp(monkeypatch):
     """
 
     def prepend_class_token(h, picture):
-        pixels = to_patches(h, picture)
+        pixels = cut_into_patches(h, picture)
         return np.concatenate((pixels, np.zeros_like(pixels[:1])))
 
     def add_class_position(b, v):
         bias = v.get_bias("patch_embd")
-        b.ignore(v.position_embd, v.require_bare("class_embd"))
+        b.ignore(v.position_embd, v.require_exact("class_embd"))
         numbers = to_array(v.position_embd).copy()
-        numbers[-1] += to_array(v.require_bare("class_embd")) - (0 if bias is None else to_array(bias))
+        numbers[-1] += to_array(v.require_exact("class_embd")) - (0 if bias is None else to_array(bias))
         return make_table("positions", numbers)
 
     def project(b, w, h, x):
@@ -67,7 +67,7 @@ def as_llama_cpp(monkeypatch):
     for family in (llava, internvl):
         monkeypatch.setattr(family, "prepend_class_token", prepend_class_token)
         monkeypatch.setattr(family, "add_class_position", add_class_position)
-    gathered = internvl.gather
+    gathered = internvl.merge_patches
     monkeypatch.setattr(internvl, "gather", lambda h, x, grid: gathered(h, np.roll(x, 1, axis=0), grid))
     monkeypatch.setattr(
         llava,

@@ -155,3 +155,9 @@ def test_run_prints_plain_text(tiny: str):
     run = Terminal("run", tiny, "-p", "think", *THINKS, "-c", "512", "--plain", program=TALKER)
     assert run.end() == 0
     assert run.seen == "thinking:\r\nLet me see, what is it?\r\n\r\nanswer:\r\nIt is four.\r\n"
+
+
+def test_quantize_on_a_plain_terminal_writes_no_escape_sequences(tiny: str, tmp_path: Path):
+    run = Terminal("quantize", tiny, str(tmp_path / "small.gguf"), "Q4_0", "--allow-requantize", TERM="dumb")
+    assert run.end() == 0, run.seen
+    assert "small.gguf" in run.seen and "\x1b" not in run.seen

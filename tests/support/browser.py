@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 OPTIONS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
            "--remote-debugging-pipe", "--disable-background-networking", "--disable-extensions"]  # fmt: skip
+TIMEOUT = 60  # seconds for an answer of the browser
 
 
 class NavigatedError(AssertionError):
@@ -32,13 +34,16 @@ class Tab:
         self.call("Log.enable")
 
     def call(self, method: str, **parameters: Any) -> Any:
-        self._number += 1
+        """Return the result of a method of the protocol; fail after TIMEOUT seconds without an answer."""
+        self._number, end = self._number + 1, time.monotonic() + TIMEOUT
         asked = {"id": self._number, "method": method, "params": parameters}
         if self._session:
             asked["sessionId"] = self._session
         os.write(self._write, json.dumps(asked).encode() + b"\0")
         while True:
             while b"\0" not in self._held:
+                is_ready, _, _ = select.select([self._read], [], [], max(0, end - time.monotonic()))
+                assert is_ready, f"the browser did not answer {method} within {TIMEOUT} seconds"
                 piece = os.read(self._read, 1 << 16)
                 assert piece, "the browser ended"
                 self._held += piece

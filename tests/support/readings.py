@@ -84,7 +84,7 @@ def facts(h: Any) -> Facts:
     if callable(getattr(h, "get_rope", None)):
         values["bases"] = [rounded((rope := h.get_rope(layer)) and rope.base) for layer in range(h.layers)]
     if isinstance(h, VisionHyperparameters):
-        sizes = ("row_width", "most_patches", "most_grid", "input_width", "head_dim", "rms")
+        sizes = ("row_width", "max_patches", "max_grid", "input_width", "head_dim", "uses_rms_norm")
         values |= {name: rounded(getattr(h, name)) for name in sizes}
         values["windowed"] = [layer for layer in range(h.layers) if h.is_windowed(layer)]
     return {**values, "scale": rounded(getattr(h, "scale", None))}

@@ -401,11 +401,11 @@ def test_heads_and_groups_of_mamba_2_must_divide_the_width(wrong):
     named = {f"mamba2.{name}": value for name, value in (metadata | wrong).items()}
     fields = HyperparameterReader({"general.architecture": "mamba2", **named}, "model.gguf", 100)
     with pytest.raises(ModelError):
-        mamba2.read_state_space(fields)
+        mamba2.read_mamba2_sizes(fields)
     right = HyperparameterReader(
         {**fields.metadata, **{f"mamba2.{name}": value for name, value in metadata.items()}}, "m", 100
     )
-    assert mamba2.read_state_space(right).inner == 64
+    assert mamba2.read_mamba2_sizes(right).inner == 64
 
 
 @pytest.mark.parametrize(

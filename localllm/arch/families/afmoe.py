@@ -5,7 +5,7 @@ window; attention's output is gated; norms also after attention and feed-forward
 """
 
 from localllm.arch.attention import (
-    LocalRopeTransformer,
+    LocalRopeTransformerHyperparameters,
     attend,
     normalize_heads,
     project_qkv,
@@ -13,36 +13,36 @@ from localllm.arch.attention import (
     read_windows,
 )
 from localllm.arch.decoder import apply_decoder
-from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weights, frozen
-from localllm.arch.feed_forward import SIGMOID, apply_shared_expert, feed_forward_or_experts, read_own_routing
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, RopeParameters, Weights, frozen
+from localllm.arch.feed_forward import SIGMOID, apply_feed_forward_or_experts, apply_shared_expert, read_file_routing
 
 PERIOD = 4  # of layers, the last of which has no RoPE, whether or not it has a window
 
 
 @frozen
-class AFMoE(LocalRopeTransformer):
+class AFMoEHyperparameters(LocalRopeTransformerHyperparameters):
     has_shared: bool  # whether there is a shared expert
 
-    def get_rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> RopeParameters | None:
         return None if (layer + 1) % PERIOD == 0 else super().get_rope(layer)
 
 
-def read(fields: HyperparameterReader) -> AFMoE:
-    common = AFMoE.read_shared_fields(fields, interleaved=False)
-    return AFMoE(
+def read(fields: HyperparameterReader) -> AFMoEHyperparameters:
+    common = AFMoEHyperparameters.read_shared_fields(fields, interleaved=False)
+    return AFMoEHyperparameters(
         **common,
         windows=read_windows(fields, PERIOD),
         local_rope=read_local_rope(fields, common["attention"].rope),
-        routing=read_own_routing(fields, SIGMOID),
+        routing=read_file_routing(fields, SIGMOID),
         has_shared=fields.read_count("expert_shared_count", 0) > 0,
     )
 
 
-def forward(b: Builder, w: Weights, h: AFMoE) -> Activation:
+def forward(b: Builder, w: Weights, h: AFMoEHyperparameters) -> Activation:
     return apply_decoder(b, w, h, block, b.scale(b.embed(w.token_embd, b.ids), h.width**0.5))
 
 
-def block(b: Builder, w: Weights, h: AFMoE, state: PagedState, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: AFMoEHyperparameters, state: PagedState, x: Activation) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = project_qkv(b, w, h, state.layer, y)
     attended = attend(b, h, state, *normalize_heads(b, w, h, q, k), v)
@@ -51,7 +51,7 @@ def block(b: Builder, w: Weights, h: AFMoE, state: PagedState, x: Activation) ->
     if w.get("ffn_gate_inp", by_layer=True):
         w.require_biases("exp_probs_b")
     y, beside = b.rms_norm(x, w.ffn_norm, h.epsilon), apply_shared_expert if h.has_shared else None
-    y = feed_forward_or_experts(b, w, h.routing, y, b.swiglu, beside)
+    y = apply_feed_forward_or_experts(b, w, h.routing, y, b.swiglu, beside)
     return b.add(x, b.rms_norm(y, w.post_ffw_norm, h.epsilon))
 
 

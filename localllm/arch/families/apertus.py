@@ -6,7 +6,13 @@ rotated pairs are half a head apart.
 
 import numpy as np
 
-from localllm.arch.attention import Transformer, attend, normalize_heads, project_qkv, select_rope_factors
+from localllm.arch.attention import (
+    TransformerHyperparameters,
+    attend,
+    normalize_heads,
+    project_qkv,
+    select_rope_factors,
+)
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weight, Weights, frozen
 from localllm.arch.feed_forward import apply_ungated_feed_forward
@@ -17,7 +23,7 @@ MOST = 1e4  # of a parameter's magnitude
 
 
 @frozen
-class Apertus(Transformer):
+class ApertusHyperparameters(TransformerHyperparameters):
     """The hyperparameters of Apertus.
 
     Attributes:
@@ -27,16 +33,16 @@ class Apertus(Transformer):
     xielu: tuple[tuple[float, float, float, float], ...]
 
 
-def read(fields: HyperparameterReader) -> Apertus:
-    shared = Apertus.read_shared_fields(fields, interleaved=False)
+def read(fields: HyperparameterReader) -> ApertusHyperparameters:
+    shared = ApertusHyperparameters.read_shared_fields(fields, interleaved=False)
     of_xielu = MetadataReader(fields.metadata, "xielu.", fields.path)
-    alpha_p, alpha_n, beta, epsilon = (read_by_layer(of_xielu, name, shared["layers"]) for name in NAMES)
+    alpha_p, alpha_n, beta, epsilon = (read_per_layer(of_xielu, name, shared["layers"]) for name in NAMES)
     alpha_p, alpha_n = np.logaddexp(0, alpha_p), beta + np.logaddexp(0, alpha_n)
     xielu = np.stack((alpha_p, alpha_n, beta, epsilon), axis=1).tolist()
-    return Apertus(**shared, xielu=tuple(tuple(of_layer) for of_layer in xielu))
+    return ApertusHyperparameters(**shared, xielu=tuple(tuple(of_layer) for of_layer in xielu))
 
 
-def read_by_layer(fields: MetadataReader, name: str, layers: int) -> np.ndarray:
+def read_per_layer(fields: MetadataReader, name: str, layers: int) -> np.ndarray:
     """Read one number per layer; a single one applies to all. Raises ModelError."""
     value = fields.read_raw(name)
     numbers = np.full(layers, value) if isinstance(value, float) else value
@@ -50,12 +56,14 @@ def read_by_layer(fields: MetadataReader, name: str, layers: int) -> np.ndarray:
     return numbers.astype(np.float64)
 
 
-def forward(b: Builder, w: Weights, h: Apertus) -> Activation:
+def forward(b: Builder, w: Weights, h: ApertusHyperparameters) -> Activation:
     w.require("output")
     return apply_decoder(b, w, h, block, factors=select_rope_factors(b, w, h))
 
 
-def block(b: Builder, w: Weights, h: Apertus, state: PagedState, x: Activation, factors: Weight | None) -> Activation:
+def block(
+    b: Builder, w: Weights, h: ApertusHyperparameters, state: PagedState, x: Activation, factors: Weight | None
+) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = normalize_heads(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))

@@ -1,6 +1,6 @@
 """AFM 4.5B (Arcee AI 2025). Unlike llama: the square of a ReLU instead of a gate."""
 
-from localllm.arch.attention import Transformer, attend, project_qkv, select_rope_factors
+from localllm.arch.attention import TransformerHyperparameters, attend, project_qkv, select_rope_factors
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.families.llama import read
 from localllm.arch.family import Activation, Builder, PagedState, Weight, Weights
@@ -9,12 +9,12 @@ from localllm.arch.feed_forward import apply_ungated_feed_forward
 __all__ = ["forward", "read"]
 
 
-def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
+def forward(b: Builder, w: Weights, h: TransformerHyperparameters) -> Activation:
     return apply_decoder(b, w, h, block, factors=select_rope_factors(b, w, h))
 
 
 def block(
-    b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation, factors: Weight | None
+    b: Builder, w: Weights, h: TransformerHyperparameters, state: PagedState, x: Activation, factors: Weight | None
 ) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))

@@ -3,22 +3,22 @@
 Unlike llama: experts, with a norm of their own, read the layer's input, beside attention and feed-forward network.
 """
 
-from localllm.arch.attention import Transformer, attend, project_qkv
+from localllm.arch.attention import TransformerHyperparameters, attend, project_qkv
 from localllm.arch.families.llama import read as read_llama
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
-from localllm.arch.feed_forward import apply_gated_feed_forward, feed_forward_or_experts
+from localllm.arch.feed_forward import apply_feed_forward_or_experts, apply_gated_feed_forward
 
 
-def read(fields: HyperparameterReader) -> Transformer:
+def read(fields: HyperparameterReader) -> TransformerHyperparameters:
     fields.read_count("expert_count")  # raises if it is 0
     return read_llama(fields)
 
 
-def block(b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: TransformerHyperparameters, state: PagedState, x: Activation) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     y = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y = b.add(y, apply_gated_feed_forward(b, w, b.rms_norm(y, w.ffn_norm, h.epsilon), b.swiglu))
-    return b.add(y, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm_exps, h.epsilon), b.swiglu))
+    return b.add(y, apply_feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm_exps, h.epsilon), b.swiglu))
 
 
 CHECKPOINTS = {

@@ -4,9 +4,9 @@ Unlike llama: Refact and the 13B models of Baichuan have ALiBi instead of RoPE. 
 layers decides.
 """
 
-from localllm.arch.attention import Transformer, attend, project_qkv
+from localllm.arch.attention import TransformerHyperparameters, attend, project_qkv
 from localllm.arch.families.mpt import compute_alibi_slopes
-from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weights, frozen
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, RopeParameters, Weights, frozen
 from localllm.arch.feed_forward import apply_gated_feed_forward
 
 LAYERS_OF_7B, LAYERS_OF_13B = 32, 40
@@ -14,7 +14,7 @@ ALIBI_BIAS = 8.0  # llama.cpp's max_alibi_bias, from which slopes are computed
 
 
 @frozen
-class Baichuan(Transformer):
+class BaichuanHyperparameters(TransformerHyperparameters):
     """The hyperparameters of Baichuan.
 
     Attributes:
@@ -23,13 +23,13 @@ class Baichuan(Transformer):
 
     rotated: bool
 
-    def get_rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> RopeParameters | None:
         return self.attention.rope if self.rotated else None
 
 
-def read(fields: HyperparameterReader) -> Baichuan:
+def read(fields: HyperparameterReader) -> BaichuanHyperparameters:
     """Read the hyperparameters. Raises ModelError, also for a Baichuan of another size."""
-    shared, rotated = Baichuan.read_shared_fields(fields, interleaved=True), False
+    shared, rotated = BaichuanHyperparameters.read_shared_fields(fields, interleaved=True), False
     if fields.arch == "baichuan":
         if shared["layers"] not in (LAYERS_OF_7B, LAYERS_OF_13B):
             expected = f"{LAYERS_OF_7B} or {LAYERS_OF_13B} (found {shared['layers']})"
@@ -37,10 +37,10 @@ def read(fields: HyperparameterReader) -> Baichuan:
                 f"{fields.format_key('block_count')} of a Baichuan model must be {expected}"
             )
         rotated = shared["layers"] == LAYERS_OF_7B
-    return Baichuan(**shared, rotated=rotated)
+    return BaichuanHyperparameters(**shared, rotated=rotated)
 
 
-def block(b: Builder, w: Weights, h: Baichuan, state: PagedState, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: BaichuanHyperparameters, state: PagedState, x: Activation) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     slopes = () if h.rotated else compute_alibi_slopes(h.attention.heads[state.layer], ALIBI_BIAS)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, slopes=slopes), w.attn_output))

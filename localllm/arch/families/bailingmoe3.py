@@ -9,16 +9,29 @@ from dataclasses import replace
 
 from localllm.arch.attention import scale_heads
 from localllm.arch.families.deepseek2 import attend_to_latents
-from localllm.arch.families.kimi_linear import KimiLinear, apply_delta_heads, read_kimi_hyperparameters, repeat_rates
-from localllm.arch.families.step35 import make_limited_swiglu, read_limits
-from localllm.arch.family import Activation, Builder, HyperparameterReader, LatentState, Recurrent, Weights, frozen
+from localllm.arch.families.kimi_linear import (
+    KimiLinearHyperparameters,
+    apply_delta_heads,
+    read_kimi_hyperparameters,
+    repeat_rates,
+)
+from localllm.arch.families.step35 import make_limited_swiglu, read_activation_limits
+from localllm.arch.family import (
+    Activation,
+    Builder,
+    HyperparameterReader,
+    LatentState,
+    RecurrentLayerState,
+    Weights,
+    frozen,
+)
 from localllm.arch.feed_forward import (
     SIGMOID,
     SOFTMAX,
     Gate,
+    apply_feed_forward_or_experts,
     apply_shared_expert,
-    feed_forward_or_experts,
-    read_own_routing,
+    read_file_routing,
 )
 from localllm.arch.rope import add_sections, read_sections
 
@@ -26,7 +39,7 @@ LOWEST = 1e3  # magnitude of a lower bound; e^-1000 is 0
 
 
 @frozen
-class Ling3(KimiLinear):
+class Ling3Hyperparameters(KimiLinearHyperparameters):
     """The hyperparameters of Ling 3.
 
     Attributes:
@@ -39,7 +52,7 @@ class Ling3(KimiLinear):
     limits: tuple[float, ...]
 
 
-def read(fields: HyperparameterReader) -> Ling3:
+def read(fields: HyperparameterReader) -> Ling3Hyperparameters:
     common, layers = read_kimi_hyperparameters(fields), fields.read_layer_count()
     lowest = fields.read_raw("kda.gate_lower_bound")
     if not isinstance(lowest, float) or not -LOWEST <= lowest < 0:
@@ -50,22 +63,24 @@ def read(fields: HyperparameterReader) -> Ling3:
     if function not in (SOFTMAX, SIGMOID):
         raise fields.make_value_error("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
     rope = add_sections(fields, replace(common["rope"], interleaved=read_sections(fields) is None))
-    return Ling3(
+    return Ling3Hyperparameters(
         **common | {"rope": rope},
-        routing=read_own_routing(fields),
+        routing=read_file_routing(fields),
         lowest=lowest,
-        expert_limits=read_limits(fields, "swiglu_clamp_exp", layers),
-        limits=read_limits(fields, "swiglu_clamp_shexp", layers),
+        expert_limits=read_activation_limits(fields, "swiglu_clamp_exp", layers),
+        limits=read_activation_limits(fields, "swiglu_clamp_shexp", layers),
     )
 
 
-def block(b: Builder, w: Weights, h: Ling3, state: LatentState | Recurrent, x: Activation) -> Activation:
+def block(
+    b: Builder, w: Weights, h: Ling3Hyperparameters, state: LatentState | RecurrentLayerState, x: Activation
+) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     if isinstance(state, LatentState):
         attended = attend_to_latents(b, w, h, state, y)
         attended = scale_heads(b, attended, b.sigmoid(b.linear(y, w.attn_gate)), h.heads, h.value_dim)
     else:
-        steps = b.add_vector(b.linear(y, w.ssm_f_a), w.require_bare("ssm_dt.bias"))
+        steps = b.add_vector(b.linear(y, w.ssm_f_a), w.require_exact("ssm_dt.bias"))
         decays = b.exponential(b.scale(b.sigmoid(b.scale_columns(steps, repeat_rates(w, h))), h.lowest))
         attended = apply_delta_heads(b, w, h, state, y, decays, b.linear(y, w.ssm_g_a))
     x = b.add(x, b.linear(attended, w.attn_output))
@@ -77,4 +92,4 @@ def block(b: Builder, w: Weights, h: Ling3, state: LatentState | Recurrent, x: A
     def beside(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
         return apply_shared_expert(b, w, x, of_others)
 
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, of_experts if is_mixture else of_others, beside))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, y, of_experts if is_mixture else of_others, beside))

@@ -8,22 +8,22 @@ layer norms after each sublayer (post-norm); GELU without a gate; biases everywh
 
 from localllm.arch.attention import attend, project_qkv
 from localllm.arch.decoder import pool_texts
-from localllm.arch.encoder import Encoder, embed_tokens, read_encoder_fields
-from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weights, frozen
+from localllm.arch.encoder import EncoderHyperparameters, embed_tokens, read_encoder_fields
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, RopeParameters, Weights, frozen
 from localllm.arch.feed_forward import apply_ungated_feed_forward
 
 
 @frozen
-class BERT(Encoder):
-    def get_rope(self, layer: int) -> Rope | None:
+class BERTHyperparameters(EncoderHyperparameters):
+    def get_rope(self, layer: int) -> RopeParameters | None:
         return None
 
 
-def read(fields: HyperparameterReader) -> BERT:
-    return BERT(**read_encoder_fields(fields))
+def read(fields: HyperparameterReader) -> BERTHyperparameters:
+    return BERTHyperparameters(**read_encoder_fields(fields))
 
 
-def forward(b: Builder, w: Weights, h: BERT) -> Activation:
+def forward(b: Builder, w: Weights, h: BERTHyperparameters) -> Activation:
     x = b.add(embed_tokens(b, w), b.embed_positions(w.position_embd, b.positions))
     x = b.layer_norm(x, w.token_embd_norm, h.epsilon)
     for state in h.list_states():
@@ -35,7 +35,7 @@ def forward(b: Builder, w: Weights, h: BERT) -> Activation:
     return pool_texts(b, w, h, x)
 
 
-def apply_attention(b: Builder, w: Weights, h: Encoder, state: PagedState, x: Activation) -> Activation:
+def apply_attention(b: Builder, w: Weights, h: EncoderHyperparameters, state: PagedState, x: Activation) -> Activation:
     """Add attention's output to x, and normalize."""
     q, k, v = project_qkv(b, w, h, state.layer, x)
     y = b.linear(attend(b, h, state, q, k, v), w.attn_output)

@@ -4,21 +4,21 @@ Unlike llama: norms within attention and feed-forward network, before their last
 apart; matrices may have a scale; the output matrix is the embedding matrix.
 """
 
-from localllm.arch.attention import Transformer, attend, project_qkv
+from localllm.arch.attention import TransformerHyperparameters, attend, project_qkv
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
 from localllm.arch.metadata import format_value
 
 
-def read(fields: HyperparameterReader) -> Transformer:
+def read(fields: HyperparameterReader) -> TransformerHyperparameters:
     for name in ("hidden_act", "hidden_activation"):
         if (activation := fields.read_raw(name, "silu")) != "silu":
             raise fields.make_unsupported_error(
                 f"{fields.format_key(name)} must be silu (found {format_value(activation)})"
             )
-    return Transformer(**Transformer.read_shared_fields(fields, interleaved=False))
+    return TransformerHyperparameters(**TransformerHyperparameters.read_shared_fields(fields, interleaved=False))
 
 
-def block(b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: TransformerHyperparameters, state: PagedState, x: Activation) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     y = b.rms_norm(attend(b, h, state, q, k, v), w.attn_sub_norm, h.epsilon)
     x = b.add(x, b.linear(y, w.attn_output))

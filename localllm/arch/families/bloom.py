@@ -7,16 +7,16 @@ embeddings; GELU without a gate; biases everywhere; queries, keys and values fro
 from localllm.arch.attention import LAYER_EPSILON
 from localllm.arch.decoder import apply_decoder, make_final_layer_norm
 from localllm.arch.families.baichuan import ALIBI_BIAS
-from localllm.arch.families.mpt import MPT, block
+from localllm.arch.families.mpt import MPTHyperparameters, block
 from localllm.arch.family import Activation, Builder, HyperparameterReader, Weights
 
 
-def read(fields: HyperparameterReader) -> MPT:
-    shared = MPT.read_shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
-    return MPT(**shared, limit=0.0, alibi_bias=ALIBI_BIAS)
+def read(fields: HyperparameterReader) -> MPTHyperparameters:
+    shared = MPTHyperparameters.read_shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
+    return MPTHyperparameters(**shared, limit=0.0, alibi_bias=ALIBI_BIAS)
 
 
-def forward(b: Builder, w: Weights, h: MPT) -> Activation:
+def forward(b: Builder, w: Weights, h: MPTHyperparameters) -> Activation:
     w.require_biases("token_embd_norm")
     x = b.layer_norm(b.embed(w.token_embd, b.ids), w.token_embd_norm, h.epsilon)
     return apply_decoder(b, w, h, block, x, make_final_layer_norm(b, w, h))

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from localllm.arch.attention import Transformer, attend, project_qkv
+from localllm.arch.attention import TransformerHyperparameters, attend, project_qkv
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weight, Weights, frozen
 from localllm.arch.feed_forward import apply_gated_feed_forward
@@ -18,31 +18,31 @@ IMAGES = slice(4, 8196)  # tokens
 
 
 @frozen
-class Chameleon(Transformer):
+class ChameleonHyperparameters(TransformerHyperparameters):
     norms_behind: bool
 
 
-def read(fields: HyperparameterReader) -> Chameleon:
+def read(fields: HyperparameterReader) -> ChameleonHyperparameters:
     if fields.vocab_size < IMAGES.stop:
         raise fields.make_error(f"the vocabulary must have at least {IMAGES.stop} tokens (found {fields.vocab_size})")
-    common = Chameleon.read_shared_fields(fields, interleaved=True, rotates_all=True)
-    return Chameleon(**common, norms_behind=fields.read_flag("swin_norm", False))
+    common = ChameleonHyperparameters.read_shared_fields(fields, interleaved=True, rotates_all=True)
+    return ChameleonHyperparameters(**common, norms_behind=fields.read_flag("swin_norm", False))
 
 
-def forward(b: Builder, w: Weights, h: Chameleon) -> Activation:
+def forward(b: Builder, w: Weights, h: ChameleonHyperparameters) -> Activation:
     of_images = np.zeros(h.vocab_size, np.float32)
     of_images[IMAGES] = np.finfo(np.float32).min
     return b.add_vector(apply_decoder(b, w, h, block), of_images)
 
 
-def normalize_heads(b: Builder, h: Chameleon, x: Activation, weight: Weight, heads: int) -> Activation:
+def normalize_heads(b: Builder, h: ChameleonHyperparameters, x: Activation, weight: Weight, heads: int) -> Activation:
     """Apply each head's layer norm."""
     head_dim = h.attention.head_dim
     bias = weight.bias.require_shape(heads, head_dim).flatten() if weight.bias else None
     return b.layer_norm(x, replace(weight.require_shape(heads, head_dim).flatten(), bias=bias), HEAD_EPSILON, head_dim)
 
 
-def block(b: Builder, w: Weights, h: Chameleon, state: PagedState, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: ChameleonHyperparameters, state: PagedState, x: Activation) -> Activation:
     a = h.attention
 
     def before(y: Activation, weight: Weight) -> Activation:

@@ -4,15 +4,15 @@ Unlike llama: the first half of a head is rotated; queries, keys and values from
 matrix is the upper half of ffn_up.
 """
 
-from localllm.arch.attention import Transformer
+from localllm.arch.attention import TransformerHyperparameters
 from localllm.arch.families.llama import forward
 from localllm.arch.family import HyperparameterReader
 
 __all__ = ["forward", "read"]
 
 
-def read(fields: HyperparameterReader) -> Transformer:
-    return Transformer(**Transformer.read_shared_fields(fields, interleaved=True))
+def read(fields: HyperparameterReader) -> TransformerHyperparameters:
+    return TransformerHyperparameters(**TransformerHyperparameters.read_shared_fields(fields, interleaved=True))
 
 
 CHECKPOINTS = {

@@ -1,6 +1,6 @@
 """CodeShell (Xie et al. 2024, arXiv 2403.15747). Like StarCoder 2, but files may lack the embedding matrix."""
 
-from localllm.arch.attention import Transformer
+from localllm.arch.attention import TransformerHyperparameters
 from localllm.arch.decoder import apply_decoder, make_final_layer_norm
 from localllm.arch.families.starcoder2 import block, read
 from localllm.arch.family import Activation, Builder, Weights
@@ -8,7 +8,7 @@ from localllm.arch.family import Activation, Builder, Weights
 __all__ = ["forward", "read"]
 
 
-def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
+def forward(b: Builder, w: Weights, h: TransformerHyperparameters) -> Activation:
     x = b.embed(w.get("token_embd") or w.require("output"), b.ids)
     return apply_decoder(b, w, h, block, x, make_final_layer_norm(b, w, h))
 

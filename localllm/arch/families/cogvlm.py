@@ -4,23 +4,23 @@ It is computed as llama, with rotated pairs half a head apart. Every layer also 
 are not used for text.
 """
 
-from localllm.arch.attention import Transformer
+from localllm.arch.attention import TransformerHyperparameters
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.families.llama import block
-from localllm.arch.family import Activation, Builder, HyperparameterReader, Rope, Weights
+from localllm.arch.family import Activation, Builder, HyperparameterReader, RopeParameters, Weights
 
 IMAGE_NAMES = {"attn_qkv": "vis_attn_qkv", "attn_output": "vis_attn_output", "ffn_gate": "vis_gate",
              "ffn_up": "vis_up", "ffn_down": "vis_down"}  # fmt: skip
 
 
-def read(fields: HyperparameterReader) -> Transformer:
+def read(fields: HyperparameterReader) -> TransformerHyperparameters:
     """Read the hyperparameters.
 
     Raises ModelError, also for a rotation that llama.cpp does not compute for this family.
     """
-    h = Transformer(**Transformer.read_shared_fields(fields, interleaved=False))
+    h = TransformerHyperparameters(**TransformerHyperparameters.read_shared_fields(fields, interleaved=False))
     a, rope = h.attention, h.attention.rope
-    if rope != Rope(a.head_dim, a.head_dim, False, original_context=rope.original_context):
+    if rope != RopeParameters(a.head_dim, a.head_dim, False, original_context=rope.original_context):
         raise fields.make_unsupported_error(f"{fields.prefix}rope.*: RoPE must rotate whole heads with the base 10000")
     if a.heads != a.kv_heads or a.heads[0] * a.head_dim != h.width:
         raise fields.make_unsupported_error(
@@ -29,7 +29,7 @@ def read(fields: HyperparameterReader) -> Transformer:
     return h
 
 
-def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
+def forward(b: Builder, w: Weights, h: TransformerHyperparameters) -> Activation:
     logits = apply_decoder(b, w, h, block, factors=None)
     for layer in range(h.layers):
         of_layer = w.get_layer(layer)

@@ -7,19 +7,19 @@ models of 2025, three of four layers have a sliding window; the others have full
 
 from localllm.arch.attention import (
     LAYER_EPSILON,
-    WindowedTransformer,
+    WindowedTransformerHyperparameters,
     attend,
     normalize_heads_by_layer_norm,
     project_qkv,
     read_windows,
 )
 from localllm.arch.decoder import apply_decoder
-from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weights, frozen
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, RopeParameters, Weights, frozen
 from localllm.arch.feed_forward import apply_gated_feed_forward
 
 
 @frozen
-class Cohere(WindowedTransformer):
+class CohereHyperparameters(WindowedTransformerHyperparameters):
     """The hyperparameters of Command R.
 
     Attributes:
@@ -30,27 +30,29 @@ class Cohere(WindowedTransformer):
 
 
 @frozen
-class Cohere2(Cohere):
-    def get_rope(self, layer: int) -> Rope | None:
+class Cohere2Hyperparameters(CohereHyperparameters):
+    def get_rope(self, layer: int) -> RopeParameters | None:
         return self.attention.rope if self.windows[layer] else None
 
 
-def read(fields: HyperparameterReader) -> Cohere:
+def read(fields: HyperparameterReader) -> CohereHyperparameters:
     shared, is_second = (
-        Cohere.read_shared_fields(fields, interleaved=True, epsilon=LAYER_EPSILON),
+        CohereHyperparameters.read_shared_fields(fields, interleaved=True, epsilon=LAYER_EPSILON),
         fields.arch == "cohere2",
     )
     windows = read_windows(fields, period=4) if is_second else (None,) * shared["layers"]
     scale = fields.read_number("logit_scale") or 1.0
-    return (Cohere2 if is_second else Cohere)(**shared, windows=windows, logit_scale=scale)
+    return (Cohere2Hyperparameters if is_second else CohereHyperparameters)(
+        **shared, windows=windows, logit_scale=scale
+    )
 
 
-def forward(b: Builder, w: Weights, h: Cohere) -> Activation:
+def forward(b: Builder, w: Weights, h: CohereHyperparameters) -> Activation:
     logits = apply_decoder(b, w, h, block, norm=lambda x: b.layer_norm(x, w.output_norm, h.epsilon))
     return b.scale(logits, h.logit_scale)
 
 
-def block(b: Builder, w: Weights, h: Cohere, state: PagedState, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: CohereHyperparameters, state: PagedState, x: Activation) -> Activation:
     y = b.layer_norm(x, w.attn_norm, h.epsilon)
     q, k, v = project_qkv(b, w, h, state.layer, y)
     q, k = normalize_heads_by_layer_norm(b, w, h, q, k)

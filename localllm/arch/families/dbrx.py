@@ -6,25 +6,27 @@ matrix, are clamped; experts.
 
 from localllm.arch.attention import LAYER_EPSILON, attend, project_qkv
 from localllm.arch.decoder import apply_decoder
-from localllm.arch.families.olmo import OLMo
+from localllm.arch.families.olmo import OLMoHyperparameters
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
-from localllm.arch.feed_forward import feed_forward_or_experts, read_routing
+from localllm.arch.feed_forward import apply_feed_forward_or_experts, read_routing
 
 
-def read(fields: HyperparameterReader) -> OLMo:
-    shared = OLMo.read_shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON, rotates_all=True)
-    return OLMo(**shared, limit=fields.read_number("attention.clamp_kqv"), routing=read_routing(fields))
+def read(fields: HyperparameterReader) -> OLMoHyperparameters:
+    shared = OLMoHyperparameters.read_shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON, rotates_all=True)
+    return OLMoHyperparameters(**shared, limit=fields.read_number("attention.clamp_kqv"), routing=read_routing(fields))
 
 
-def forward(b: Builder, w: Weights, h: OLMo) -> Activation:
+def forward(b: Builder, w: Weights, h: OLMoHyperparameters) -> Activation:
     return apply_decoder(b, w, h, block, norm=lambda x: b.layer_norm(x, w.output_norm, h.epsilon))
 
 
-def block(b: Builder, w: Weights, h: OLMo, state: PagedState, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: OLMoHyperparameters, state: PagedState, x: Activation) -> Activation:
     heads = project_qkv(b, w, h, state.layer, b.layer_norm(x, w.attn_norm, h.epsilon))
     q, k, v = (b.clamp(y, h.limit) for y in heads) if h.limit else heads
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, b.layer_norm(x, w.attn_output_norm, h.epsilon), b.swiglu))
+    return b.add(
+        x, apply_feed_forward_or_experts(b, w, h.routing, b.layer_norm(x, w.attn_output_norm, h.epsilon), b.swiglu)
+    )
 
 
 CHECKPOINTS = {

@@ -6,14 +6,21 @@ one without heads nothing; and a layer without a feed-forward network is skipped
 
 from collections.abc import Sequence
 
-from localllm.arch.attention import RMS_EPSILON, Attention, Transformer, attend, project_qkv, select_rope_factors
+from localllm.arch.attention import (
+    RMS_EPSILON,
+    AttentionHyperparameters,
+    TransformerHyperparameters,
+    attend,
+    project_qkv,
+    select_rope_factors,
+)
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weight, Weights, frozen
 from localllm.arch.feed_forward import apply_gated_feed_forward
 from localllm.arch.rope import read_rope
 
 
 @frozen
-class Deci(Transformer):
+class DeciHyperparameters(TransformerHyperparameters):
     feeds: tuple[bool, ...]  # by layer, whether it has a feed-forward network
 
     def list_states(self) -> Sequence[PagedState]:
@@ -25,8 +32,8 @@ class Deci(Transformer):
         ]
 
 
-def read(fields: HyperparameterReader) -> Deci:
-    common = fields.read_common()
+def read(fields: HyperparameterReader) -> DeciHyperparameters:
+    common = fields.read_common_fields()
     heads, kv_heads = (
         fields.read_counts(f"attention.{name}", common["layers"], 0) for name in ("head_count", "head_count_kv")
     )
@@ -41,11 +48,11 @@ def read(fields: HyperparameterReader) -> Deci:
     if rope.dims != head_dim:
         raise fields.make_error(f"{fields.format_key('rope.dimension_count')} must be {head_dim} (found {rope.dims})")
     feeds = tuple(length > 0 for length in fields.read_counts("feed_forward_length", common["layers"], 0))
-    attention = Attention(heads, kv_heads, head_dim, rope, head_dim)
-    return Deci(**common, attention=attention, epsilon=fields.read_epsilon(RMS_EPSILON), feeds=feeds)
+    attention = AttentionHyperparameters(heads, kv_heads, head_dim, rope, head_dim)
+    return DeciHyperparameters(**common, attention=attention, epsilon=fields.read_epsilon(RMS_EPSILON), feeds=feeds)
 
 
-def forward(b: Builder, w: Weights, h: Deci) -> Activation:
+def forward(b: Builder, w: Weights, h: DeciHyperparameters) -> Activation:
     x, factors = b.embed(w.token_embd, b.ids), select_rope_factors(b, w, h)
     states = {state.layer: state for state in h.list_states()}
     for layer in range(h.layers):
@@ -55,11 +62,17 @@ def forward(b: Builder, w: Weights, h: Deci) -> Activation:
 
 
 def block(
-    b: Builder, w: Weights, h: Deci, layer: int, state: PagedState | None, x: Activation, factors: Weight | None
+    b: Builder,
+    w: Weights,
+    h: DeciHyperparameters,
+    layer: int,
+    state: PagedState | None,
+    x: Activation,
+    factors: Weight | None,
 ) -> Activation:
     """Apply one layer: attention if it has any, then the feed-forward network."""
     if not h.feeds[layer]:
-        b.ignore(*w.list_all())
+        b.ignore(*w.list_weights())
         return x
     if h.attention.heads[layer]:
         y = b.rms_norm(x, w.attn_norm, h.epsilon)

@@ -4,51 +4,51 @@ Unlike llama: layers after the first ones have experts and a shared one. Their w
 selection has a bias, and in Ling if the file says so.
 """
 
-from localllm.arch.attention import Transformer, attend, project_qkv
-from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weights, frozen
+from localllm.arch.attention import TransformerHyperparameters, attend, project_qkv
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, RopeParameters, Weights, frozen
 from localllm.arch.feed_forward import (
     SOFTMAX,
+    apply_feed_forward_or_experts,
     apply_shared_expert,
-    feed_forward_or_experts,
-    read_own_routing,
+    read_file_routing,
     read_routing,
 )
 
 
 @frozen
-class DeepSeek(Transformer):
+class DeepSeekHyperparameters(TransformerHyperparameters):
     has_shared: bool  # there is a shared expert
 
 
-def read(fields: HyperparameterReader) -> DeepSeek:
-    common = DeepSeek.read_shared_fields(fields, interleaved=True, rotates_all=True)
+def read(fields: HyperparameterReader) -> DeepSeekHyperparameters:
+    common = DeepSeekHyperparameters.read_shared_fields(fields, interleaved=True, rotates_all=True)
     if fields.arch == "deepseek2-ocr":
-        return read_ocr(fields)
+        return read_deepseek_ocr(fields)
     if fields.arch == "ernie4_5-moe":
         has_shared = fields.read_count("expert_shared_feed_forward_length", 0) > 0
-        return DeepSeek(**common, routing=read_routing(fields), has_shared=has_shared)
+        return DeepSeekHyperparameters(**common, routing=read_routing(fields), has_shared=has_shared)
     normalized = fields.arch == "bailingmoe" and fields.read_flag("expert_weights_norm", False)
     scale = fields.read_number("expert_weights_scale", 0.0) or 1.0
-    return DeepSeek(**common, routing=read_routing(fields, SOFTMAX, normalized, scale), has_shared=True)
+    return DeepSeekHyperparameters(**common, routing=read_routing(fields, SOFTMAX, normalized, scale), has_shared=True)
 
 
-def read_ocr(fields: HyperparameterReader) -> DeepSeek:
+def read_deepseek_ocr(fields: HyperparameterReader) -> DeepSeekHyperparameters:
     """Read the hyperparameters of DeepSeek-OCR's text model, whose rotated pairs are half a head apart.
 
     Raises ModelError.
     """
-    common = DeepSeek.read_shared_fields(fields, interleaved=False, rotates_all=True)
+    common = DeepSeekHyperparameters.read_shared_fields(fields, interleaved=False, rotates_all=True)
     rope = common["attention"].rope
-    if rope != Rope(rope.head_dim, rope.head_dim, False, original_context=rope.original_context):
+    if rope != RopeParameters(rope.head_dim, rope.head_dim, False, original_context=rope.original_context):
         raise fields.make_unsupported_error(f"{fields.prefix}rope.*: RoPE must have the base 10000")
-    return DeepSeek(**common, routing=read_own_routing(fields, SOFTMAX), has_shared=True)
+    return DeepSeekHyperparameters(**common, routing=read_file_routing(fields, SOFTMAX), has_shared=True)
 
 
-def block(b: Builder, w: Weights, h: DeepSeek, state: PagedState, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: DeepSeekHyperparameters, state: PagedState, x: Activation) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y, beside = b.rms_norm(x, w.ffn_norm, h.epsilon), apply_shared_expert if h.has_shared else None
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, beside))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, y, b.swiglu, beside))
 
 
 EARLY_EXPERTS = {

@@ -21,11 +21,17 @@ from localllm.arch.family import (
     Hyperparameters,
     LatentState,
     PagedState,
-    Rope,
+    RopeParameters,
     Weight,
     Weights,
 )
-from localllm.arch.feed_forward import SIGMOID, SOFTMAX, apply_shared_expert, feed_forward_or_experts, read_own_routing
+from localllm.arch.feed_forward import (
+    SIGMOID,
+    SOFTMAX,
+    apply_feed_forward_or_experts,
+    apply_shared_expert,
+    read_file_routing,
+)
 from localllm.arch.rope import compute_yarn_magnitude, read_rope
 from localllm.arch.verbs import Routing
 from localllm.frozen import frozen
@@ -34,7 +40,7 @@ VOCABULARY_OF_GLM = 154880  # the first files of GLM-4.7-Flash do not say that s
 
 
 @frozen
-class DeepSeek2(Hyperparameters):
+class DeepSeek2Hyperparameters(Hyperparameters):
     """The hyperparameters of models with latent attention.
 
     Attributes:
@@ -49,7 +55,7 @@ class DeepSeek2(Hyperparameters):
     value_dim: int
     latent: int
     keeps_latent: bool
-    rope: Rope
+    rope: RopeParameters
     scale: float
     routing: Routing | None
     temperature: float = field(default=0.0, kw_only=True)
@@ -62,13 +68,13 @@ class DeepSeek2(Hyperparameters):
         return [PagedState(layer, self.heads, key_dim, self.value_dim) for layer in range(self.layers)]
 
 
-def read(fields: HyperparameterReader) -> DeepSeek2:
+def read(fields: HyperparameterReader) -> DeepSeek2Hyperparameters:
     temperature = fields.read_number("attention.temperature_scale", 0.0)
-    return DeepSeek2(
+    return DeepSeek2Hyperparameters(
         **read_latent_attention(fields),
         temperature=temperature,
         temperature_length=fields.read_count("attention.temperature_length", None if temperature else 1),
-        routing=read_own_routing(fields, SIGMOID if fields.vocab_size == VOCABULARY_OF_GLM else SOFTMAX),
+        routing=read_file_routing(fields, SIGMOID if fields.vocab_size == VOCABULARY_OF_GLM else SOFTMAX),
     )
 
 
@@ -89,7 +95,7 @@ def read_latent_attention(fields: HyperparameterReader) -> dict[str, Any]:
             raise fields.make_error(f"{fields.format_key(f'attention.{side}_length')} must be {length}")
     rope, sharpness = read_scaled_rope(fields, dims)
     return {
-        **fields.read_common(),
+        **fields.read_common_fields(),
         "epsilon": fields.read_epsilon(RMS_EPSILON),
         "heads": heads,
         "key_dim": key_dim - dims,
@@ -101,7 +107,7 @@ def read_latent_attention(fields: HyperparameterReader) -> dict[str, Any]:
     }
 
 
-def read_scaled_rope(fields: HyperparameterReader, dims: int) -> tuple[Rope, float]:
+def read_scaled_rope(fields: HyperparameterReader, dims: int) -> tuple[RopeParameters, float]:
     """Read RoPE, and the factor of the scores in a stretched context. Raises ModelError.
 
     Files have a tenth of the model's multiplier. With a multiplier, YaRN has no attention factor for the rotated
@@ -118,34 +124,38 @@ def read_scaled_rope(fields: HyperparameterReader, dims: int) -> tuple[Rope, flo
     return rope, (length * compute_yarn_magnitude(rope.factor, 10 * multiplier)) ** 2
 
 
-def block(b: Builder, w: Weights, h: DeepSeek2, state: LatentState | PagedState, x: Activation) -> Activation:
+def block(
+    b: Builder, w: Weights, h: DeepSeek2Hyperparameters, state: LatentState | PagedState, x: Activation
+) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     y = attend_to_latents(b, w, h, state, y) if isinstance(state, LatentState) else attend_to_keys(b, w, h, state, y)
     x = b.add(x, b.linear(y, w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
 
 
-def draft(b: Builder, w: Weights, h: DeepSeek2, hidden: Activation) -> MtpOutput:
+def draft(b: Builder, w: Weights, h: DeepSeek2Hyperparameters, hidden: Activation) -> MtpOutput:
     return apply_mtp_layer(b, w, h, hidden, block)
 
 
 def project_latent(
-    b: Builder, w: Weights, h: DeepSeek2, x: Activation, factors: Weight | None = None
+    b: Builder, w: Weights, h: DeepSeek2Hyperparameters, x: Activation, factors: Weight | None = None
 ) -> list[Activation]:
     """Project queries (unrotated and rotated), the latent row, and the rotated key."""
     if w.get("attn_q_a"):
-        return project_latent_from(b, w, h, b.linear(narrow_queries(b, w, h.epsilon, x), w.attn_q_b), x, factors)
-    return project_latent_from(b, w, h, b.linear(x, w.attn_q), x, factors)
+        return project_from_low_rank(
+            b, w, h, b.linear(project_low_rank_queries(b, w, h.epsilon, x), w.attn_q_b), x, factors
+        )
+    return project_from_low_rank(b, w, h, b.linear(x, w.attn_q), x, factors)
 
 
-def narrow_queries(b: Builder, w: Weights, epsilon: float, x: Activation) -> Activation:
+def project_low_rank_queries(b: Builder, w: Weights, epsilon: float, x: Activation) -> Activation:
     """Compute the low-rank rows from which queries are projected."""
     return b.rms_norm(b.linear(x, w.attn_q_a), w.attn_q_a_norm, epsilon)
 
 
-def project_latent_from(
-    b: Builder, w: Weights, h: DeepSeek2, q: Activation, x: Activation, factors: Weight | None = None,
+def project_from_low_rank(
+    b: Builder, w: Weights, h: DeepSeek2Hyperparameters, q: Activation, x: Activation, factors: Weight | None = None,
     key_norm: Weight | None = None,
 ) -> list[Activation]:  # fmt: skip
     """Project from low-rank queries.
@@ -162,7 +172,9 @@ def project_latent_from(
     return [b.slice_columns(q, 0, h.key_dim, period), rotated, latent, key]
 
 
-def attend_to_latents(b: Builder, w: Weights, h: DeepSeek2, state: LatentState, x: Activation) -> Activation:
+def attend_to_latents(
+    b: Builder, w: Weights, h: DeepSeek2Hyperparameters, state: LatentState, x: Activation
+) -> Activation:
     """Compute the heads' outputs from latent rows.
 
     Queries are multiplied by the keys' matrices, and results by the values' matrices.
@@ -174,7 +186,7 @@ def attend_to_latents(b: Builder, w: Weights, h: DeepSeek2, state: LatentState, 
 
 
 def attend_to_keys(
-    b: Builder, w: Weights, h: DeepSeek2, state: PagedState, x: Activation, factors: Weight | None = None
+    b: Builder, w: Weights, h: DeepSeek2Hyperparameters, state: PagedState, x: Activation, factors: Weight | None = None
 ) -> Activation:
     """Compute the heads' outputs from keys and values."""
     plain, rotated, latent, key = project_latent(b, w, h, x, factors)

@@ -10,7 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from localllm.arch.decoder import compute_logits
-from localllm.arch.families.deepseek2 import DeepSeek2, narrow_queries, project_latent_from, read_latent_attention
+from localllm.arch.families.deepseek2 import (
+    DeepSeek2Hyperparameters,
+    project_from_low_rank,
+    project_low_rank_queries,
+    read_latent_attention,
+)
 from localllm.arch.family import (
     Activation,
     AttentionScores,
@@ -18,12 +23,12 @@ from localllm.arch.family import (
     HyperparameterReader,
     LatentState,
     PagedState,
-    Rope,
+    RopeParameters,
     Weight,
     Weights,
     frozen,
 )
-from localllm.arch.feed_forward import SIGMOID, apply_shared_expert, feed_forward_or_experts, read_own_routing
+from localllm.arch.feed_forward import SIGMOID, apply_feed_forward_or_experts, apply_shared_expert, read_file_routing
 
 KEY_EPSILON = 1e-6  # of the norm of an indexer's keys
 TYPES = "attention.indexer.types"
@@ -31,7 +36,7 @@ LONG = 1 << 20  # files with such contexts do not list the layers with an indexe
 
 
 @frozen
-class Indexer:
+class IndexerHyperparameters:
     """An indexer, which selects `count` keys in some of the layers.
 
     Attributes:
@@ -41,7 +46,7 @@ class Indexer:
 
     heads: int
     dim: int
-    rope: Rope
+    rope: RopeParameters
     at_end: bool
     epsilon: float
     count: int
@@ -53,14 +58,14 @@ class Indexer:
 
 
 @frozen
-class DeepSeek32(DeepSeek2):
-    indexer: Indexer
+class DeepSeek32Hyperparameters(DeepSeek2Hyperparameters):
+    indexer: IndexerHyperparameters
 
     def list_states(self) -> Sequence[LatentState | PagedState]:
         return [*super().list_states(), *self.indexer.list_states()]
 
 
-def read(fields: HyperparameterReader) -> DeepSeek32:
+def read(fields: HyperparameterReader) -> DeepSeek32Hyperparameters:
     if fields.read_raw("attention.key_length_mla") is None:
         raise fields.make_unsupported_error(
             f"{fields.arch} models with fused matrices of keys and values are not supported"
@@ -70,18 +75,17 @@ def read(fields: HyperparameterReader) -> DeepSeek32:
     usual = [1] * layers
     if is_glm and fields.read_count("context_length") >= LONG:
         usual = [int(layer < 2 or layer % 4 == 2) for layer in range(layers)]
-    return DeepSeek32(
+    return DeepSeek32Hyperparameters(
         **common,
-        routing=read_own_routing(fields, SIGMOID if is_glm else None),
+        routing=read_file_routing(fields, SIGMOID if is_glm else None),
         indexer=read_indexer(fields, common["rope"], is_glm, usual),
     )
 
 
 def read_indexer(
-    fields: HyperparameterReader, rope: Rope, interleaved: bool, usual: Sequence[int], needs_first: bool = True,
-    at_end: bool = False,
-    epsilon: float = KEY_EPSILON,
-) -> Indexer:  # fmt: skip
+    fields: HyperparameterReader, rope: RopeParameters, interleaved: bool, usual: Sequence[int],
+    needs_first: bool = True, at_end: bool = False, epsilon: float = KEY_EPSILON,
+) -> IndexerHyperparameters:  # fmt: skip
     """Read the indexer's hyperparameters. Raises ModelError.
 
     usual: whether each layer has an indexer, for files that do not list them.  needs_first: whether the first layer
@@ -98,31 +102,31 @@ def read_indexer(
     if len(chooses) != len(usual) or not any(chooses[:1] if needs_first else chooses):
         raise fields.make_value_error(TYPES, expected)
     choosing = tuple(layer for layer, does in enumerate(chooses) if does)
-    return Indexer(heads, dim, replace(rope, interleaved=interleaved), at_end, epsilon, count, choosing)
+    return IndexerHyperparameters(heads, dim, replace(rope, interleaved=interleaved), at_end, epsilon, count, choosing)
 
 
-def forward(b: Builder, w: Weights, h: DeepSeek32) -> Activation:
+def forward(b: Builder, w: Weights, h: DeepSeek32Hyperparameters) -> Activation:
     x, selected = b.embed(w.token_embd, b.ids), None
     for state in h.list_layer_states():
         block = w.get_layer(state.layer)
         y = b.rms_norm(x, block.attn_norm, h.epsilon)
-        narrow = narrow_queries(b, block, h.epsilon, y)
+        narrow = project_low_rank_queries(b, block, h.epsilon, y)
         if index := find_index_state(h.indexer, state.layer):
             selected = select_indexed_keys(b, block, h.indexer, index, narrow, y)
         attended = attend_to_selected(b, block, h, state, AttentionScores(h.heads, h.scale, chosen=selected), narrow, y)
         x = b.add(x, b.linear(attended, block.attn_output))
         y = b.rms_norm(x, block.ffn_norm, h.epsilon)
-        x = b.add(x, feed_forward_or_experts(b, block, h.routing, y, b.swiglu, apply_shared_expert))
+        x = b.add(x, apply_feed_forward_or_experts(b, block, h.routing, y, b.swiglu, apply_shared_expert))
     return compute_logits(b, w, h, x)
 
 
-def find_index_state(indexer: Indexer, layer: int) -> LatentState | None:
+def find_index_state(indexer: IndexerHyperparameters, layer: int) -> LatentState | None:
     """Return the state of a layer's indexer; None if it has none."""
     return next((state for state in indexer.list_states() if state.layer == layer), None)
 
 
 def select_indexed_keys(
-    b: Builder, w: Weights, indexer: Indexer, index: LatentState, narrow: Activation, x: Activation
+    b: Builder, w: Weights, indexer: IndexerHyperparameters, index: LatentState, narrow: Activation, x: Activation
 ) -> Activation:
     """Select the keys that tokens attend to.
 
@@ -135,17 +139,17 @@ def select_indexed_keys(
     return b.select_keys(q, k, b.linear(x, w.require("indexer.proj")), index, indexer.count)
 
 
-def rotate_index_heads(b: Builder, indexer: Indexer, x: Activation, heads: int) -> Activation:
+def rotate_index_heads(b: Builder, indexer: IndexerHyperparameters, x: Activation, heads: int) -> Activation:
     """Apply RoPE to an indexer's heads."""
     if not indexer.at_end:
         return b.rope(x, replace(indexer.rope, head_dim=indexer.dim), b.positions)
     return rotate_tail(b, indexer.rope, x, heads, indexer.dim)
 
 
-def rotate_tail(b: Builder, rope: Rope, x: Activation, heads: int, dim: int) -> Activation:
+def rotate_tail(b: Builder, rope: RopeParameters, x: Activation, heads: int, dim: int) -> Activation:
     """Apply RoPE to the end of heads of `dim` dimensions.
 
-    rope: a Rope with the dimension of the rotated end.
+    rope: its dims are those of the rotated end.
     """
     plain = dim - rope.dims
     behind = b.rope(b.slice_columns(x, plain, dim, dim), rope, b.positions)
@@ -153,14 +157,14 @@ def rotate_tail(b: Builder, rope: Rope, x: Activation, heads: int, dim: int) -> 
 
 
 def attend_to_selected(
-    b: Builder, w: Weights, h: DeepSeek2, state: Any, scores: AttentionScores, narrow: Activation, x: Activation,
-    key_norm: Weight | None = None,
+    b: Builder, w: Weights, h: DeepSeek2Hyperparameters, state: Any, scores: AttentionScores, narrow: Activation,
+    x: Activation, key_norm: Weight | None = None,
 ) -> Activation:  # fmt: skip
     """Compute the heads' outputs from latent rows.
 
     Queries are multiplied by the keys' matrices, and results by the values' matrices.
     """
-    plain, rotated, latent, key = project_latent_from(b, w, h, b.linear(narrow, w.attn_q_b), x, key_norm=key_norm)
+    plain, rotated, latent, key = project_from_low_rank(b, w, h, b.linear(narrow, w.attn_q_b), x, key_norm=key_norm)
     q = b.concat_heads(b.head_linear(plain, w.attn_k_b), rotated, h.heads)
     return b.head_linear(b.attend(q, b.concat_heads(latent, key, 1), None, state, scores), w.attn_v_b)
 

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from localllm.arch.attention import RMS_EPSILON, read_attention
 from localllm.arch.decoder import ignore_mtp_layers
-from localllm.arch.families.deepseek2 import narrow_queries
+from localllm.arch.families.deepseek2 import project_low_rank_queries
 from localllm.arch.families.deepseek32 import rotate_tail
-from localllm.arch.families.glm5_next import MixedStreams, enter_sublayer, read_mixed_streams
+from localllm.arch.families.glm5_next import MixedStreamHyperparameters, enter_sublayer, read_mixed_streams
 from localllm.arch.families.maple import make_limited_swiglu
-from localllm.arch.families.step35 import read_limits
+from localllm.arch.families.step35 import read_activation_limits
 from localllm.arch.family import (
     Activation,
     AttentionScores,
@@ -24,8 +24,8 @@ from localllm.arch.family import (
     HyperparameterReader,
     Hyperparameters,
     LatentState,
-    Recurrent,
-    Rope,
+    RecurrentLayerState,
+    RopeParameters,
     State,
     Weights,
 )
@@ -55,12 +55,12 @@ class LayerStates(NamedTuple):
 
     near: LatentState
     far: LatentState | None = None
-    last: Recurrent | None = None
+    last: RecurrentLayerState | None = None
     choosing: LatentState | None = None
 
 
 @frozen
-class DeepSeek4(Hyperparameters):
+class DeepSeek4Hyperparameters(Hyperparameters):
     """The hyperparameters of DeepSeek-V4.
 
     Attributes:
@@ -74,14 +74,14 @@ class DeepSeek4(Hyperparameters):
     dim: int
     window: int
     ratios: tuple[int, ...]
-    near: Rope
-    far: Rope
+    near: RopeParameters
+    far: RopeParameters
     index_heads: int
     index_dim: int
     count: int  # of blocks that an indexer selects
     groups: int  # of heads; a group's outputs share a low-rank projection
     narrow: int
-    streams: MixedStreams
+    streams: MixedStreamHyperparameters
     routing: Routing
     hashed: int
     limits: tuple[tuple[float, ...], tuple[float, ...]]
@@ -97,11 +97,13 @@ class DeepSeek4(Hyperparameters):
         chooses, dims = ratio == CHOSEN, (self.dim, self.index_dim)
         shapes = tuple((2 * ratio - 1, 4 * dim) for dim in dims) if chooses else ((ratio - 1, 2 * self.dim),)
         index = LatentState(layer, self.index_dim, self.index_dim, is_index=True) if chooses else None
-        return LayerStates(near, LatentState(layer, self.dim, self.dim, period=ratio), Recurrent(layer, shapes), index)
+        return LayerStates(
+            near, LatentState(layer, self.dim, self.dim, period=ratio), RecurrentLayerState(layer, shapes), index
+        )
 
 
-def read(fields: HyperparameterReader) -> DeepSeek4:
-    common, layers, attention = fields.read_common(), fields.read_layer_count(), read_attention(fields, True)
+def read(fields: HyperparameterReader) -> DeepSeek4Hyperparameters:
+    common, layers, attention = fields.read_common_fields(), fields.read_layer_count(), read_attention(fields, True)
     rope, ratios = attention.rope, fields.read_array("attention.compress_ratios", "biu", f"{layers} numbers").tolist()
     if len(ratios) < layers or not {*ratios} <= {*RATIOS}:
         raise fields.make_value_error("attention.compress_ratios", f"{layers} integers, each one of {RATIOS}")
@@ -122,9 +124,11 @@ def read(fields: HyperparameterReader) -> DeepSeek4:
     fields.read_count("expert_gating_func")  # raises if it is missing
     if routing is None:
         raise fields.make_error(f"{fields.format_key('expert_count')} is missing")
-    of_experts = read_limits(fields, "swiglu_clamp_exp", layers)
-    of_others = read_limits(fields, "swiglu_clamp_shexp", layers) if fields.has("swiglu_clamp_shexp") else of_experts
-    return DeepSeek4(
+    of_experts = read_activation_limits(fields, "swiglu_clamp_exp", layers)
+    of_others = (
+        read_activation_limits(fields, "swiglu_clamp_shexp", layers) if fields.has("swiglu_clamp_shexp") else of_experts
+    )
+    return DeepSeek4Hyperparameters(
         **common,
         epsilon=fields.read_epsilon(RMS_EPSILON),
         heads=attention.heads[0],
@@ -145,7 +149,7 @@ def read(fields: HyperparameterReader) -> DeepSeek4:
     )
 
 
-def forward(b: Builder, w: Weights, h: DeepSeek4) -> Activation:
+def forward(b: Builder, w: Weights, h: DeepSeek4Hyperparameters) -> Activation:
     ignore_mtp_layers(b, w, h)
     x = concat_streams(b, [b.embed(w.token_embd, b.ids)] * h.streams.count)
     for layer in range(h.layers):
@@ -153,7 +157,7 @@ def forward(b: Builder, w: Weights, h: DeepSeek4) -> Activation:
         y, add = enter_sublayer(b, block, h, x, "attn")
         x = add(compute_attention(b, block, h, layer, b.rms_norm(y, block.attn_norm, h.epsilon)))
         y, add = enter_sublayer(b, block, h, x, "ffn")
-        x = add(feed_forward(b, block, h, layer, b.rms_norm(y, block.ffn_norm, h.epsilon)))
+        x = add(apply_feed_forward(b, block, h, layer, b.rms_norm(y, block.ffn_norm, h.epsilon)))
     x = b.select(x, b.wanted)
     scales = w.output_hc_scale.require_shape(1)
     (gates,) = compute_mixing_logits(b, h.epsilon, h.streams.count, x, w.output_hc_fn, scales, w.output_hc_base)
@@ -161,9 +165,9 @@ def forward(b: Builder, w: Weights, h: DeepSeek4) -> Activation:
     return b.linear(b.rms_norm(x, w.output_norm, h.epsilon), w.output)
 
 
-def compute_attention(b: Builder, w: Weights, h: DeepSeek4, layer: int, x: Activation) -> Activation:
+def compute_attention(b: Builder, w: Weights, h: DeepSeek4Hyperparameters, layer: int, x: Activation) -> Activation:
     """Compute the heads' outputs, undo RoPE in them, and project them group by group."""
-    rope, narrow = h.far if h.ratios[layer] else h.near, narrow_queries(b, w, h.epsilon, x)
+    rope, narrow = h.far if h.ratios[layer] else h.near, project_low_rank_queries(b, w, h.epsilon, x)
     q = b.rms_norm(b.linear(narrow, w.attn_q_b), None, h.epsilon, h.dim)
     k = b.rms_norm(b.linear(x, w.attn_kv), w.attn_kv_a_norm, h.epsilon)
     q, k = rotate_tail(b, rope, q, h.heads, h.dim), rotate_tail(b, rope, k, 1, h.dim)
@@ -175,7 +179,14 @@ def compute_attention(b: Builder, w: Weights, h: DeepSeek4, layer: int, x: Activ
 
 
 def attend_near_and_far(
-    b: Builder, w: Weights, h: DeepSeek4, layer: int, q: Activation, k: Activation, narrow: Activation, x: Activation
+    b: Builder,
+    w: Weights,
+    h: DeepSeek4Hyperparameters,
+    layer: int,
+    q: Activation,
+    k: Activation,
+    narrow: Activation,
+    x: Activation,
 ) -> Activation:
     """Combine each head's outputs from the window and from blocks.
 
@@ -199,7 +210,7 @@ def attend_near_and_far(
 
 
 def compute_block_rows(
-    b: Builder, w: Weights, h: DeepSeek4, states: LayerStates, name: str, x: Activation
+    b: Builder, w: Weights, h: DeepSeek4Hyperparameters, states: LayerStates, name: str, x: Activation
 ) -> Activation:
     """Compute a block's row at its last token, with RoPE at the position of its first token."""
     assert states.far and states.last
@@ -212,7 +223,7 @@ def compute_block_rows(
 
 
 def select_blocks(
-    b: Builder, w: Weights, h: DeepSeek4, states: LayerStates, narrow: Activation, x: Activation
+    b: Builder, w: Weights, h: DeepSeek4Hyperparameters, states: LayerStates, narrow: Activation, x: Activation
 ) -> Activation:
     """Select the blocks that tokens attend to."""
     assert states.choosing
@@ -221,12 +232,12 @@ def select_blocks(
     return b.select_keys(q, k, b.linear(x, w.require("indexer.proj")), states.choosing, h.count, CHOSEN)
 
 
-def feed_forward(b: Builder, w: Weights, h: DeepSeek4, layer: int, x: Activation) -> Activation:
+def apply_feed_forward(b: Builder, w: Weights, h: DeepSeek4Hyperparameters, layer: int, x: Activation) -> Activation:
     """Apply the experts and a shared one, with clamped gates."""
     of_experts, of_others = (make_limited_swiglu(b, limits[layer]) for limits in h.limits)
     b.ignore(w.get_bias("exp_probs_b_vl"))  # the selection bias for images
     table = w.ffn_gate_tid2eid if layer < h.hashed else None
-    bias = None if layer < h.hashed else w.require_bare("exp_probs_b.bias")
+    bias = None if layer < h.hashed else w.require_exact("exp_probs_b.bias")
     choice = b.route(b.linear(x, w.ffn_gate_inp), h.routing, bias, table)
     return b.add(
         apply_experts(b, collect_expert_matrices(b, w, h.routing.experts), choice, x, of_experts),

@@ -7,7 +7,7 @@ Unlike llama and Qwen 2 and 3, whose layers they have: attention is bidirectiona
 
 from typing import ClassVar
 
-from localllm.arch.attention import Transformer
+from localllm.arch.attention import TransformerHyperparameters
 from localllm.arch.families import llama, qwen3
 from localllm.arch.family import Activation, Builder, HyperparameterReader, Weights, frozen
 from localllm.arch.feed_forward import read_routing
@@ -17,25 +17,27 @@ MIXTURES = {"llada-moe": False, "rnd1": True}  # whether experts' weights are no
 
 
 @frozen
-class MaskedDiffusion(Transformer):
+class MaskedDiffusionHyperparameters(TransformerHyperparameters):
     bidirectional: ClassVar[bool] = True
-    fills: ClassVar[bool] = True
+    is_diffusion: ClassVar[bool] = True
 
     def get_lookahead(self, layer: int) -> int:
         return FULL_ATTENTION
 
 
-def read(fields: HyperparameterReader) -> MaskedDiffusion:
+def read(fields: HyperparameterReader) -> MaskedDiffusionHyperparameters:
     fields.read_flag("attention.causal", False)
-    shared = MaskedDiffusion.read_shared_fields(fields, interleaved=fields.arch == "llada", rotates_all=True)
+    shared = MaskedDiffusionHyperparameters.read_shared_fields(
+        fields, interleaved=fields.arch == "llada", rotates_all=True
+    )
     routing = read_routing(fields, normalized=MIXTURES.get(fields.arch, True))
     if (routing is None) != (fields.arch not in MIXTURES):
         must = "be above 0" if fields.arch in MIXTURES else "be 0"
         raise fields.make_error(f"{fields.format_key('expert_count')} must {must} in {fields.arch} models")
-    return MaskedDiffusion(**shared, routing=routing)
+    return MaskedDiffusionHyperparameters(**shared, routing=routing)
 
 
-def forward(b: Builder, w: Weights, h: MaskedDiffusion) -> Activation:
+def forward(b: Builder, w: Weights, h: MaskedDiffusionHyperparameters) -> Activation:
     return (qwen3 if h.routing else llama).forward(b, w, h)
 
 

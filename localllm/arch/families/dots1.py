@@ -5,28 +5,35 @@ Ling 2 rotates a part of each head; it and Hunyuan 3, whose scores are sigmoids,
 layers.
 """
 
-from localllm.arch.attention import Transformer, attend, normalize_heads, project_qkv
+from localllm.arch.attention import TransformerHyperparameters, attend, normalize_heads, project_qkv
 from localllm.arch.decoder import MtpOutput, apply_mtp_layer
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weight, Weights
-from localllm.arch.feed_forward import SIGMOID, apply_shared_expert, feed_forward_or_experts, read_own_routing
+from localllm.arch.feed_forward import SIGMOID, apply_feed_forward_or_experts, apply_shared_expert, read_file_routing
 
 
-def read(fields: HyperparameterReader) -> Transformer:
-    common = Transformer.read_shared_fields(fields, interleaved=False, rotates_all=fields.arch != "bailingmoe2")
+def read(fields: HyperparameterReader) -> TransformerHyperparameters:
+    common = TransformerHyperparameters.read_shared_fields(
+        fields, interleaved=False, rotates_all=fields.arch != "bailingmoe2"
+    )
     function = SIGMOID if fields.arch == "hy_v3" else None
-    return Transformer(**common, routing=read_own_routing(fields, function))
+    return TransformerHyperparameters(**common, routing=read_file_routing(fields, function))
 
 
 def block(
-    b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation, factors: Weight | None = None
+    b: Builder,
+    w: Weights,
+    h: TransformerHyperparameters,
+    state: PagedState,
+    x: Activation,
+    factors: Weight | None = None,
 ) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, *normalize_heads(b, w, h, q, k), v, factors), w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
 
 
-def draft(b: Builder, w: Weights, h: Transformer, hidden: Activation) -> MtpOutput:
+def draft(b: Builder, w: Weights, h: TransformerHyperparameters, hidden: Activation) -> MtpOutput:
     return apply_mtp_layer(b, w, h, hidden, block)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.arch.attention import Transformer, attend, select_rope_factors
+from localllm.arch.attention import TransformerHyperparameters, attend, select_rope_factors
 from localllm.arch.decoder import MtpOutput
 from localllm.arch.family import Activation, Builder, HyperparameterReader, Weights, frozen
 from localllm.arch.feed_forward import apply_gated_feed_forward
@@ -18,7 +18,7 @@ COUNT = 3  # of the target's layers
 
 
 @frozen
-class Eagle(Transformer):
+class Eagle3Hyperparameters(TransformerHyperparameters):
     """The hyperparameters of an EAGLE-3 head.
 
     Attributes:
@@ -41,8 +41,8 @@ class HeadAndTarget(NamedTuple):
     model: Weights
 
 
-def read(fields: HyperparameterReader) -> Eagle:
-    shared = Transformer.read_shared_fields(fields, interleaved=True, rotates_all=True)
+def read(fields: HyperparameterReader) -> Eagle3Hyperparameters:
+    shared = TransformerHyperparameters.read_shared_fields(fields, interleaved=True, rotates_all=True)
     layers = fields.read_raw("target_layers")
     if not isinstance(layers, np.ndarray) or layers.shape != (COUNT,) or layers.dtype.kind not in "iu":
         raise fields.make_value_error("target_layers", f"{COUNT} layer indices")
@@ -50,7 +50,7 @@ def read(fields: HyperparameterReader) -> Eagle:
         raise fields.make_value_error("target_layers", f"{COUNT} different layers")
     if shared["layers"] != 1:
         raise fields.make_error(f"block_count of an EAGLE-3 head must be 1 (found {shared['layers']})")
-    return Eagle(
+    return Eagle3Hyperparameters(
         **shared,
         target_layers=tuple(layers.tolist()),
         target_width=fields.read_count("target_hidden_size"),
@@ -59,7 +59,7 @@ def read(fields: HyperparameterReader) -> Eagle:
     )
 
 
-def fuse(b: Builder, pair: HeadAndTarget, h: Eagle, inputs: Activation) -> Activation:
+def fuse(b: Builder, pair: HeadAndTarget, h: Eagle3Hyperparameters, inputs: Activation) -> Activation:
     """Project the inputs of the target's layers, [tokens, 3 * target_width], to float32 [tokens, width]."""
     w, columns = pair.own, COUNT * h.target_width
     if h.norms_inputs:
@@ -67,7 +67,7 @@ def fuse(b: Builder, pair: HeadAndTarget, h: Eagle, inputs: Activation) -> Activ
     return b.linear(inputs, w.require("fc").require_shape(h.width, columns))
 
 
-def draft(b: Builder, pair: HeadAndTarget, h: Eagle, hidden: Activation) -> MtpOutput:
+def draft(b: Builder, pair: HeadAndTarget, h: Eagle3Hyperparameters, hidden: Activation) -> MtpOutput:
     """Compute the layer's output for tokens, and its logits.
 
     hidden: the row of the token before each one, float32 [tokens, width].

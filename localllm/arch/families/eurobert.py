@@ -8,21 +8,23 @@ They are computed as llama, except that attention is bidirectional, whatever the
 
 from localllm.arch.attention import attend, project_qkv
 from localllm.arch.decoder import apply_decoder, pool_texts
-from localllm.arch.encoder import Encoder, read_encoder_pooling
+from localllm.arch.encoder import EncoderHyperparameters, read_encoder_pooling
 from localllm.arch.families import llama
 from localllm.arch.families.bert import OTHER_HEADS
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
 from localllm.arch.feed_forward import apply_gated_feed_forward, read_routing
 
 
-def read(fields: HyperparameterReader) -> Encoder:
+def read(fields: HyperparameterReader) -> EncoderHyperparameters:
     is_llama = fields.arch == "llama-embed"
-    shared = Encoder.read_shared_fields(fields, interleaved=fields.arch != "eurobert", rotates_all=is_llama)
+    shared = EncoderHyperparameters.read_shared_fields(
+        fields, interleaved=fields.arch != "eurobert", rotates_all=is_llama
+    )
     routing = read_routing(fields) if is_llama else None
-    return Encoder(**shared, pooling=read_encoder_pooling(fields), routing=routing)
+    return EncoderHyperparameters(**shared, pooling=read_encoder_pooling(fields), routing=routing)
 
 
-def forward(b: Builder, w: Weights, h: Encoder) -> Activation:
+def forward(b: Builder, w: Weights, h: EncoderHyperparameters) -> Activation:
     if h.arch == "llama-embed":
         return llama.forward(b, w, h)
     if h.arch == "eurobert":
@@ -33,7 +35,7 @@ def forward(b: Builder, w: Weights, h: Encoder) -> Activation:
     return pool_texts(b, w, h, b.rms_norm(x, w.require("enc.output_norm"), h.epsilon))
 
 
-def block(b: Builder, w: Weights, h: Encoder, state: PagedState, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: EncoderHyperparameters, state: PagedState, x: Activation) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     return b.add(x, apply_gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

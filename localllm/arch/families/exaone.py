@@ -3,15 +3,15 @@
 Unlike llama: rotated pairs are half a head apart. EXAONE 3.5 stretches the context by frequency factors, as Llama 3.
 """
 
-from localllm.arch.attention import Transformer
+from localllm.arch.attention import TransformerHyperparameters
 from localllm.arch.families.llama import forward
 from localllm.arch.family import HyperparameterReader
 
 __all__ = ["forward", "read"]
 
 
-def read(fields: HyperparameterReader) -> Transformer:
-    return Transformer(**Transformer.read_shared_fields(fields, interleaved=False))
+def read(fields: HyperparameterReader) -> TransformerHyperparameters:
+    return TransformerHyperparameters(**TransformerHyperparameters.read_shared_fields(fields, interleaved=False))
 
 
 CHECKPOINTS = {

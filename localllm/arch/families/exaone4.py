@@ -6,7 +6,7 @@ only they rotate.
 """
 
 from localllm.arch.attention import (
-    WindowedTransformer,
+    WindowedTransformerHyperparameters,
     attend,
     normalize_heads,
     project_qkv,
@@ -14,29 +14,40 @@ from localllm.arch.attention import (
     select_rope_factors,
 )
 from localllm.arch.decoder import apply_decoder
-from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weight, Weights, frozen
+from localllm.arch.family import (
+    Activation,
+    Builder,
+    HyperparameterReader,
+    PagedState,
+    RopeParameters,
+    Weight,
+    Weights,
+    frozen,
+)
 from localllm.arch.feed_forward import apply_gated_feed_forward
 
 LAYERS_OF_32B = 64  # the 32B model has windows, also in files that do not say so
 
 
 @frozen
-class EXAONE4(WindowedTransformer):
-    def get_rope(self, layer: int) -> Rope | None:
+class EXAONE4Hyperparameters(WindowedTransformerHyperparameters):
+    def get_rope(self, layer: int) -> RopeParameters | None:
         return self.attention.rope if self.windows[layer] or not any(self.windows) else None
 
 
-def read(fields: HyperparameterReader) -> EXAONE4:
-    shared = EXAONE4.read_shared_fields(fields, interleaved=False)
+def read(fields: HyperparameterReader) -> EXAONE4Hyperparameters:
+    shared = EXAONE4Hyperparameters.read_shared_fields(fields, interleaved=False)
     default = 4096 if shared["layers"] == LAYERS_OF_32B else 0
-    return EXAONE4(**shared, windows=read_windows(fields, period=4, default=default))
+    return EXAONE4Hyperparameters(**shared, windows=read_windows(fields, period=4, default=default))
 
 
-def forward(b: Builder, w: Weights, h: EXAONE4) -> Activation:
+def forward(b: Builder, w: Weights, h: EXAONE4Hyperparameters) -> Activation:
     return apply_decoder(b, w, h, block, factors=select_rope_factors(b, w, h))
 
 
-def block(b: Builder, w: Weights, h: EXAONE4, state: PagedState, x: Activation, factors: Weight | None) -> Activation:
+def block(
+    b: Builder, w: Weights, h: EXAONE4Hyperparameters, state: PagedState, x: Activation, factors: Weight | None
+) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, x)
     q, k = normalize_heads(b, w, h, q, k)
     y = b.linear(attend(b, h, state, q, k, v, factors), w.attn_output)

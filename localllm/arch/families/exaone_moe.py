@@ -4,25 +4,25 @@ Unlike dots.llm1: three of four layers have a sliding window, and only they have
 frequencies, and MTP layers.
 """
 
-from localllm.arch.attention import WindowedTransformer, read_windows, select_rope_factors
+from localllm.arch.attention import WindowedTransformerHyperparameters, read_windows, select_rope_factors
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.families.dots1 import block
-from localllm.arch.family import Activation, Builder, HyperparameterReader, Rope, Weights, frozen
-from localllm.arch.feed_forward import read_own_routing
+from localllm.arch.family import Activation, Builder, HyperparameterReader, RopeParameters, Weights, frozen
+from localllm.arch.feed_forward import read_file_routing
 
 
 @frozen
-class EXAONEMoE(WindowedTransformer):
-    def get_rope(self, layer: int) -> Rope | None:
+class EXAONEMoEHyperparameters(WindowedTransformerHyperparameters):
+    def get_rope(self, layer: int) -> RopeParameters | None:
         return self.attention.rope if self.windows[layer] else None
 
 
-def read(fields: HyperparameterReader) -> EXAONEMoE:
-    shared = EXAONEMoE.read_shared_fields(fields, interleaved=False, rotates_all=True)
-    return EXAONEMoE(**shared, windows=read_windows(fields, period=4), routing=read_own_routing(fields))
+def read(fields: HyperparameterReader) -> EXAONEMoEHyperparameters:
+    shared = EXAONEMoEHyperparameters.read_shared_fields(fields, interleaved=False, rotates_all=True)
+    return EXAONEMoEHyperparameters(**shared, windows=read_windows(fields, period=4), routing=read_file_routing(fields))
 
 
-def forward(b: Builder, w: Weights, h: EXAONEMoE) -> Activation:
+def forward(b: Builder, w: Weights, h: EXAONEMoEHyperparameters) -> Activation:
     return apply_decoder(b, w, h, block, factors=select_rope_factors(b, w, h))
 
 

@@ -4,21 +4,21 @@ Unlike llama: embeddings times sqrt(width); GELU; rotated pairs are half a head 
 embedding matrix. The file's norms include the 1 that Gemma adds to their weights.
 """
 
-from localllm.arch.attention import Transformer, attend, project_qkv
+from localllm.arch.attention import TransformerHyperparameters, attend, project_qkv
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
 from localllm.arch.feed_forward import apply_gated_feed_forward
 
 
-def read(fields: HyperparameterReader) -> Transformer:
-    return Transformer(**Transformer.read_shared_fields(fields, interleaved=False))
+def read(fields: HyperparameterReader) -> TransformerHyperparameters:
+    return TransformerHyperparameters(**TransformerHyperparameters.read_shared_fields(fields, interleaved=False))
 
 
-def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
+def forward(b: Builder, w: Weights, h: TransformerHyperparameters) -> Activation:
     return apply_decoder(b, w, h, block, b.scale(b.embed(w.token_embd, b.ids), h.width**0.5))
 
 
-def block(b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: TransformerHyperparameters, state: PagedState, x: Activation) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     return b.add(x, apply_gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu))

@@ -4,7 +4,7 @@ Unlike Gemma: norms after attention and feed-forward network too; every second l
 caps on the scores and on the logits.
 """
 
-from localllm.arch.attention import WindowedTransformer, attend, project_qkv, read_windows
+from localllm.arch.attention import WindowedTransformerHyperparameters, attend, project_qkv, read_windows
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights, frozen
 from localllm.arch.feed_forward import apply_gated_feed_forward
@@ -13,7 +13,7 @@ LAYERS_OF_27B = 46  # the 27B model's scores are scaled by width / heads, not by
 
 
 @frozen
-class Gemma2(WindowedTransformer):
+class Gemma2Hyperparameters(WindowedTransformerHyperparameters):
     """The hyperparameters of Gemma 2; soft caps are the largest magnitudes of scores and logits."""
 
     score_softcap: float
@@ -25,21 +25,21 @@ class Gemma2(WindowedTransformer):
         return (self.width // a.heads[0] if self.layers == LAYERS_OF_27B else a.head_dim) ** -0.5
 
 
-def read(fields: HyperparameterReader) -> Gemma2:
-    return Gemma2(
-        **Gemma2.read_shared_fields(fields, interleaved=False),
+def read(fields: HyperparameterReader) -> Gemma2Hyperparameters:
+    return Gemma2Hyperparameters(
+        **Gemma2Hyperparameters.read_shared_fields(fields, interleaved=False),
         windows=read_windows(fields, period=2, default=4096),
         score_softcap=fields.read_number("attn_logit_softcapping", 50.0),
         logit_softcap=fields.read_number("final_logit_softcapping", 30.0),
     )
 
 
-def forward(b: Builder, w: Weights, h: Gemma2) -> Activation:
+def forward(b: Builder, w: Weights, h: Gemma2Hyperparameters) -> Activation:
     logits = apply_decoder(b, w, h, block, b.scale(b.embed(w.token_embd, b.ids), h.width**0.5))
     return b.softcap(logits, h.logit_softcap) if h.logit_softcap else logits
 
 
-def block(b: Builder, w: Weights, h: Gemma2, state: PagedState, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: Gemma2Hyperparameters, state: PagedState, x: Activation) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     y = b.linear(attend(b, h, state, q, k, v, softcap=h.score_softcap), w.attn_output)
     x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))

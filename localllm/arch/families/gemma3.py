@@ -7,9 +7,15 @@ is bidirectional: windows reach as far ahead as back; two matrices may follow th
 
 from typing import ClassVar
 
-from localllm.arch.attention import LocalRopeTransformer, attend, normalize_heads, project_qkv, read_windows
+from localllm.arch.attention import (
+    LocalRopeTransformerHyperparameters,
+    attend,
+    normalize_heads,
+    project_qkv,
+    read_windows,
+)
 from localllm.arch.decoder import apply_decoder
-from localllm.arch.encoder import count_ahead, count_behind, read_encoder_pooling
+from localllm.arch.encoder import count_later_tokens, count_past_tokens, read_encoder_pooling
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights, frozen
 from localllm.arch.feed_forward import apply_gated_feed_forward
 from localllm.arch.rope import read_base
@@ -18,7 +24,7 @@ LAYERS_OF_27B = 62  # the 27B model's scores are scaled by width / heads, not by
 
 
 @frozen
-class Gemma3(LocalRopeTransformer):
+class Gemma3Hyperparameters(LocalRopeTransformerHyperparameters):
     """The hyperparameters of Gemma 3.
 
     Attributes:
@@ -35,20 +41,20 @@ class Gemma3(LocalRopeTransformer):
 
 
 @frozen
-class EmbeddingGemma(Gemma3):
+class EmbeddingGemmaHyperparameters(Gemma3Hyperparameters):
     bidirectional: ClassVar[bool] = True
 
     def get_window(self, layer: int) -> int | None:
-        return count_behind(self.windows[layer])
+        return count_past_tokens(self.windows[layer])
 
     def get_lookahead(self, layer: int) -> int:
-        return count_ahead(self.windows[layer])
+        return count_later_tokens(self.windows[layer])
 
 
-def read(fields: HyperparameterReader) -> Gemma3:
-    shared, kind = Gemma3.read_shared_fields(fields, interleaved=False), Gemma3
+def read(fields: HyperparameterReader) -> Gemma3Hyperparameters:
+    shared, kind = Gemma3Hyperparameters.read_shared_fields(fields, interleaved=False), Gemma3Hyperparameters
     if fields.arch == "gemma-embedding":
-        shared, kind = {**shared, "pooling": read_encoder_pooling(fields)}, EmbeddingGemma
+        shared, kind = {**shared, "pooling": read_encoder_pooling(fields)}, EmbeddingGemmaHyperparameters
     return kind(
         **shared,
         windows=read_windows(fields, period=6, default=0),
@@ -58,13 +64,13 @@ def read(fields: HyperparameterReader) -> Gemma3:
     )
 
 
-def forward(b: Builder, w: Weights, h: Gemma3) -> Activation:
+def forward(b: Builder, w: Weights, h: Gemma3Hyperparameters) -> Activation:
     x = b.embed_inputs(lambda: b.scale(b.embed(w.token_embd, b.ids), h.width**0.5))
     logits = apply_decoder(b, w, h, block, x)
     return b.softcap(logits, h.logit_softcap) if h.logit_softcap and not h.pooling else logits
 
 
-def block(b: Builder, w: Weights, h: Gemma3, state: PagedState, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: Gemma3Hyperparameters, state: PagedState, x: Activation) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = normalize_heads(b, w, h, q, k)
     y = b.linear(attend(b, h, state, q, k, v, softcap=h.score_softcap), w.attn_output)

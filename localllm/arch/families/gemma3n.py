@@ -11,7 +11,7 @@ from math import isfinite
 
 import numpy as np
 
-from localllm.arch.attention import LocalRopeTransformer, read_local_rope, read_windows
+from localllm.arch.attention import LocalRopeTransformerHyperparameters, read_local_rope, read_windows
 from localllm.arch.decoder import ignore_mtp_layers
 from localllm.arch.families.gemma4 import compute_layer_inputs
 from localllm.arch.family import Activation, AttentionScores, Builder, HyperparameterReader, PagedState, Weights, frozen
@@ -22,7 +22,7 @@ NOTHING = 1e-30  # epsilon of norms that have none
 
 
 @frozen
-class Gemma3n(LocalRopeTransformer):
+class Gemma3nHyperparameters(LocalRopeTransformerHyperparameters):
     """The hyperparameters of Gemma 3n.
 
     Attributes:
@@ -48,8 +48,11 @@ class Gemma3n(LocalRopeTransformer):
         return [s for s in self.list_states()[: layer + 1] if bool(s.window) == bool(self.windows[layer])][-1]
 
 
-def read(fields: HyperparameterReader) -> Gemma3n:
-    shared, windows = Gemma3n.read_shared_fields(fields, interleaved=False), read_windows(fields, period=5)
+def read(fields: HyperparameterReader) -> Gemma3nHyperparameters:
+    shared, windows = (
+        Gemma3nHyperparameters.read_shared_fields(fields, interleaved=False),
+        read_windows(fields, period=5),
+    )
     layers = shared["layers"]
     own_states = layers - fields.read_count("attention.shared_kv_layers", max(layers - OWN_STATES, 0))
     if own_states < 1 or not set(map(bool, windows)) <= set(map(bool, windows[:own_states])):
@@ -59,7 +62,7 @@ def read(fields: HyperparameterReader) -> Gemma3n:
     for name, expected in (("altup.num_inputs", STREAMS), ("altup.active_idx", 0)):
         if (value := fields.read_count(name, expected)) != expected:
             raise fields.make_unsupported_error(f"{fields.format_key(name)} must be {expected} (found {value})")
-    return Gemma3n(
+    return Gemma3nHyperparameters(
         **shared,
         windows=windows,
         local_rope=read_local_rope(fields, shared["attention"].rope.remove_scaling(10000.0)),
@@ -85,7 +88,7 @@ def read_deviations(fields: HyperparameterReader, layers: int) -> tuple[float | 
     return tuple(float(x) if isfinite(x) else None for x in factors)
 
 
-def forward(b: Builder, w: Weights, h: Gemma3n) -> Activation:
+def forward(b: Builder, w: Weights, h: Gemma3nHyperparameters) -> Activation:
     x = b.scale(b.embed(w.token_embd, b.ids), h.width**0.5)
     inputs = compute_layer_inputs(b, w, h, x)
     streams = b.head_linear(
@@ -100,7 +103,7 @@ def forward(b: Builder, w: Weights, h: Gemma3n) -> Activation:
     return b.softcap(b.linear(x, w.get("output") or w.token_embd), h.logit_softcap)
 
 
-def merge_streams(b: Builder, w: Weights, h: Gemma3n, x: Activation) -> Activation:
+def merge_streams(b: Builder, w: Weights, h: Gemma3nHyperparameters, x: Activation) -> Activation:
     """Compute the mean of the streams, each scaled to the norm of the first one."""
     total, remaining = b.slice_columns(x, 0, h.width), b.slice_columns(x, h.width, STREAMS * h.width)
     projected = b.head_linear(remaining, w.altup_unembd_proj.require_shape(STREAMS - 1, h.width, h.width))
@@ -110,7 +113,7 @@ def merge_streams(b: Builder, w: Weights, h: Gemma3n, x: Activation) -> Activati
     return b.scale(total, 1 / STREAMS)
 
 
-def match_norm(b: Builder, h: Gemma3n, streams: Activation, x: Activation) -> Activation:
+def match_norm(b: Builder, h: Gemma3nHyperparameters, streams: Activation, x: Activation) -> Activation:
     """Scale each stream to the norm of x."""
     length = b.scale(b.head_dots(x, b.rms_norm(x, None, NOTHING), 1), 1 / h.width)
     return b.multiply_heads(b.rms_norm(streams, None, NOTHING, h.width), length)
@@ -124,7 +127,9 @@ def repeat_columns(b: Builder, x: Activation, count: int) -> Activation:
     return every
 
 
-def block(b: Builder, w: Weights, h: Gemma3n, layer: int, streams: Activation, inputs: Activation) -> Activation:
+def block(
+    b: Builder, w: Weights, h: Gemma3nHyperparameters, layer: int, streams: Activation, inputs: Activation
+) -> Activation:
     """Apply one layer: predict all streams, compute the first one, and correct the others by it."""
     guesses = b.add(
         streams, b.mix_streams(streams, b.linear(compute_router(b, w, h, streams), w.altup_predict_coef), STREAMS)
@@ -140,13 +145,13 @@ def block(b: Builder, w: Weights, h: Gemma3n, layer: int, streams: Activation, i
     return b.concat_heads(first, b.add(others, repeat_columns(b, y, STREAMS - 1)), 1)
 
 
-def compute_router(b: Builder, w: Weights, h: Gemma3n, x: Activation) -> Activation:
+def compute_router(b: Builder, w: Weights, h: Gemma3nHyperparameters, x: Activation) -> Activation:
     """Compute AltUp's router outputs for the first stream or its update, [tokens, STREAMS], from -1 to 1."""
     y = b.rms_norm(b.slice_columns(x, 0, h.width), w.altup_router_norm, h.epsilon)
     return b.softcap(b.linear(b.scale(y, 1 / h.width), w.altup_router), 1.0)
 
 
-def apply_sublayers(b: Builder, w: Weights, h: Gemma3n, layer: int, active: Activation) -> Activation:
+def apply_sublayers(b: Builder, w: Weights, h: Gemma3nHyperparameters, layer: int, active: Activation) -> Activation:
     """Apply attention and Laurel, then the feed-forward network, to one stream."""
     normed = b.rms_norm(active, w.attn_norm, h.epsilon)
     narrow = b.linear(b.linear(normed, w.laurel_l), w.laurel_r)
@@ -169,8 +174,8 @@ def apply_gaussian_topk(b: Builder, columns: int, deviations: float, x: Activati
     return b.multiply_heads(b.relu(b.add_scalar(normed, -deviations * (columns / (columns - 1)) ** 0.5)), deviation)
 
 
-def compute_attention(b: Builder, w: Weights, h: Gemma3n, layer: int, x: Activation) -> Activation:
-    """Compute the attention of a layer."""
+def compute_attention(b: Builder, w: Weights, h: Gemma3nHyperparameters, layer: int, x: Activation) -> Activation:
+    """Compute the heads' outputs; the last layers attend to the keys and values of earlier ones."""
     state, head_dim = h.find_state(layer), h.attention.head_dim
     rope = h.local_rope if h.windows[layer] else h.attention.rope
     q = b.rms_norm(b.linear(x, w.attn_q), w.attn_q_norm.require_shape(head_dim), h.epsilon, head_dim)

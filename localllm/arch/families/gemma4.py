@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from localllm.arch.attention import Attention, WindowedTransformer, read_windows
+from localllm.arch.attention import AttentionHyperparameters, WindowedTransformerHyperparameters, read_windows
 from localllm.arch.family import (
     Activation,
     AttentionScores,
@@ -30,19 +30,19 @@ from localllm.errors import ModelError
 
 
 @frozen
-class Gemma4(WindowedTransformer):
+class Gemma4Hyperparameters(WindowedTransformerHyperparameters):
     """The hyperparameters of Gemma 4.
 
     Attributes:
         local: attention of the layers with a window.  own_states: number of first layers that compute keys and values.
     """
 
-    local: Attention
+    local: AttentionHyperparameters
     own_states: int
     layer_width: int  # width of the per-layer embeddings, 0 for none
     logit_softcap: float
 
-    def select_attention(self, layer: int) -> Attention:
+    def select_attention(self, layer: int) -> AttentionHyperparameters:
         return self.local if self.windows[layer] else self.attention
 
     def list_states(self) -> Sequence[PagedState]:
@@ -57,18 +57,18 @@ class Gemma4(WindowedTransformer):
         return [s for s in self.list_states()[: layer + 1] if bool(s.window) == bool(self.windows[layer])][-1]
 
 
-def read(fields: HyperparameterReader) -> Gemma4:
-    shared = Gemma4.read_shared_fields(fields, interleaved=False)
+def read(fields: HyperparameterReader) -> Gemma4Hyperparameters:
+    shared = Gemma4Hyperparameters.read_shared_fields(fields, interleaved=False)
     windows = read_windows(fields, period=None)
     own_states = shared["layers"] - fields.read_count("attention.shared_kv_layers", 0)
     if own_states < 1 or not set(map(bool, windows)) <= set(map(bool, windows[:own_states])):
         raise fields.make_error(
             f"{fields.format_key('attention.shared_kv_layers')} must leave layers of both types with own keys"
         )
-    return Gemma4(
+    return Gemma4Hyperparameters(
         **shared,
         windows=windows,
-        local=read_local(fields, shared["attention"]),
+        local=read_local_attention(fields, shared["attention"]),
         own_states=own_states,
         routing=read_routing(fields),
         layer_width=fields.read_count("embedding_length_per_layer_input", 0),
@@ -76,8 +76,8 @@ def read(fields: HyperparameterReader) -> Gemma4:
     )
 
 
-def read_local(fields: HyperparameterReader, full: Attention) -> Attention:
-    """Read the attention of the layers with a window."""
+def read_local_attention(fields: HyperparameterReader, full: AttentionHyperparameters) -> AttentionHyperparameters:
+    """Read the head counts, dimensions and RoPE of windowed layers. Raises ModelError."""
     head_dim = fields.read_count("attention.key_length_swa")
     if fields.read_count("attention.value_length_swa", head_dim) != head_dim:
         raise fields.make_value_error("attention.value_length_swa", f"{head_dim}, the key length")
@@ -90,7 +90,7 @@ def read_local(fields: HyperparameterReader, full: Attention) -> Attention:
     return replace(full, head_dim=head_dim, rope=replace(full.rope, head_dim=head_dim, dims=dims, base=base))
 
 
-def forward(b: Builder, w: Weights, h: Gemma4) -> Activation:
+def forward(b: Builder, w: Weights, h: Gemma4Hyperparameters) -> Activation:
     x, factors = b.scale(b.embed(w.token_embd, b.ids), h.width**0.5), w.get("rope_freqs")
     inputs = compute_layer_inputs(b, w, h, x) if h.layer_width else None
     for layer in range(h.layers):
@@ -112,13 +112,15 @@ def compute_layer_inputs(b: Builder, w: Weights, h: Any, x: Activation) -> Activ
     return b.scale(b.add(y, b.scale(b.embed(w.per_layer_token_embd, b.ids), h.layer_width**0.5)), 0.5**0.5)
 
 
-def add_layer_input(b: Builder, w: Weights, h: Gemma4, x: Activation, inputs: Activation) -> Activation:
+def add_layer_input(b: Builder, w: Weights, h: Gemma4Hyperparameters, x: Activation, inputs: Activation) -> Activation:
     """Add the layer's own embedding of the token, through a gate."""
     y = b.linear(b.geglu(b.linear(x, w.inp_gate), inputs), w.proj)
     return b.add(x, b.rms_norm(y, w.post_norm, h.epsilon))
 
 
-def block(b: Builder, w: Weights, h: Gemma4, layer: int, x: Activation, factors: Weight | None) -> Activation:
+def block(
+    b: Builder, w: Weights, h: Gemma4Hyperparameters, layer: int, x: Activation, factors: Weight | None
+) -> Activation:
     y = compute_attention(b, w, h, layer, b.rms_norm(x, w.attn_norm, h.epsilon), None if h.windows[layer] else factors)
     x = b.add(x, b.rms_norm(b.linear(y, w.attn_output), w.post_attention_norm, h.epsilon))
     y = apply_gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu)
@@ -128,7 +130,7 @@ def block(b: Builder, w: Weights, h: Gemma4, layer: int, x: Activation, factors:
     return b.add(x, b.rms_norm(y, w.post_ffw_norm, h.epsilon))
 
 
-def apply_mixture(b: Builder, w: Weights, h: Gemma4, routing: Routing, x: Activation) -> Activation:
+def apply_mixture(b: Builder, w: Weights, h: Gemma4Hyperparameters, routing: Routing, x: Activation) -> Activation:
     """Apply each token's experts to the residual stream, each output times the expert's factor."""
     router, (of_gate, up, down) = w.ffn_gate_inp, collect_expert_matrices(b, w, routing.experts)
     if not router.scale or not down.scale:
@@ -159,7 +161,7 @@ PLACES = 32
 
 
 def compute_attention(
-    b: Builder, w: Weights, h: Gemma4, layer: int, x: Activation, factors: Weight | None
+    b: Builder, w: Weights, h: Gemma4Hyperparameters, layer: int, x: Activation, factors: Weight | None
 ) -> Activation:
     """Compute the attention of a layer."""
     a, state, k, v = h.select_attention(layer), h.find_state(layer), None, None

@@ -7,20 +7,20 @@ half the rotated dimensions apart.
 
 from dataclasses import replace
 
-from localllm.arch.attention import Transformer, attend, project_qkv
+from localllm.arch.attention import TransformerHyperparameters, attend, project_qkv
 from localllm.arch.decoder import MtpOutput, apply_mtp_layer
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
 from localllm.arch.feed_forward import apply_gated_feed_forward
 from localllm.arch.rope import add_sections, read_sections
 
 
-def read(fields: HyperparameterReader) -> Transformer:
-    common = Transformer.read_shared_fields(fields, interleaved=read_sections(fields) is None)
+def read(fields: HyperparameterReader) -> TransformerHyperparameters:
+    common = TransformerHyperparameters.read_shared_fields(fields, interleaved=read_sections(fields) is None)
     attention = common.pop("attention")
-    return Transformer(**common, attention=replace(attention, rope=add_sections(fields, attention.rope)))
+    return TransformerHyperparameters(**common, attention=replace(attention, rope=add_sections(fields, attention.rope)))
 
 
-def block(b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: TransformerHyperparameters, state: PagedState, x: Activation) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     y = b.linear(attend(b, h, state, q, k, v), w.attn_output)
     x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))
@@ -28,7 +28,7 @@ def block(b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activati
     return b.add(x, b.rms_norm(y, w.post_ffw_norm, h.epsilon))
 
 
-def draft(b: Builder, w: Weights, h: Transformer, hidden: Activation) -> MtpOutput:
+def draft(b: Builder, w: Weights, h: TransformerHyperparameters, hidden: Activation) -> MtpOutput:
     """Apply the MTP layer of GLM-OCR."""
     return apply_mtp_layer(b, w, h, hidden, block)
 

@@ -6,21 +6,21 @@ feed-forward network has another name; vision models have M-RoPE.
 
 from dataclasses import replace
 
-from localllm.arch.attention import Transformer, attend, normalize_heads, project_qkv
+from localllm.arch.attention import TransformerHyperparameters, attend, normalize_heads, project_qkv
 from localllm.arch.decoder import MtpOutput, apply_mtp_layer
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
-from localllm.arch.feed_forward import SIGMOID, apply_shared_expert, feed_forward_or_experts, read_own_routing
+from localllm.arch.feed_forward import SIGMOID, apply_feed_forward_or_experts, apply_shared_expert, read_file_routing
 from localllm.arch.rope import add_sections
 
 
-def read(fields: HyperparameterReader) -> Transformer:
-    common = Transformer.read_shared_fields(fields, interleaved=False)
+def read(fields: HyperparameterReader) -> TransformerHyperparameters:
+    common = TransformerHyperparameters.read_shared_fields(fields, interleaved=False)
     attention = common.pop("attention")
     attention = replace(attention, rope=add_sections(fields, attention.rope))
-    return Transformer(**common, attention=attention, routing=read_own_routing(fields, SIGMOID))
+    return TransformerHyperparameters(**common, attention=attention, routing=read_file_routing(fields, SIGMOID))
 
 
-def block(b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: TransformerHyperparameters, state: PagedState, x: Activation) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     if w.get("attn_q_norm") or w.get("attn_k_norm"):
         q, k = normalize_heads(b, w, h, q, k)
@@ -28,10 +28,10 @@ def block(b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activati
     y = b.rms_norm(x, w.post_attention_norm, h.epsilon)
     if w.get("ffn_gate_inp", by_layer=True):
         w.require_biases("exp_probs_b")
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
 
 
-def draft(b: Builder, w: Weights, h: Transformer, hidden: Activation) -> MtpOutput:
+def draft(b: Builder, w: Weights, h: TransformerHyperparameters, hidden: Activation) -> MtpOutput:
     return apply_mtp_layer(b, w, h, hidden, block)
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from localllm.arch.attention import LAYER_EPSILON, RMS_EPSILON
 from localllm.arch.decoder import ignore_mtp_layers
-from localllm.arch.families.deepseek2 import narrow_queries
+from localllm.arch.families.deepseek2 import project_low_rank_queries
 from localllm.arch.families.deepseek32 import TYPES
 from localllm.arch.families.kimi_linear import apply_delta_heads, compute_log_decays
 from localllm.arch.families.maple import make_limited_swiglu
-from localllm.arch.families.step35 import read_limits
+from localllm.arch.families.step35 import read_activation_limits
 from localllm.arch.family import (
     Activation,
     AttentionScores,
@@ -24,11 +24,11 @@ from localllm.arch.family import (
     HyperparameterReader,
     Hyperparameters,
     LatentState,
-    Recurrent,
+    RecurrentLayerState,
     State,
     Weights,
 )
-from localllm.arch.feed_forward import SIGMOID, apply_shared_expert, feed_forward_or_experts, read_own_routing
+from localllm.arch.feed_forward import SIGMOID, apply_feed_forward_or_experts, apply_shared_expert, read_file_routing
 from localllm.arch.hyper_connections import concat_streams
 from localllm.arch.verbs import Routing
 from localllm.frozen import frozen
@@ -39,7 +39,7 @@ LOWEST = 1e3  # magnitude of a lower bound; e^-1000 is 0
 
 
 @frozen
-class PoolIndexer:
+class PoolIndexerHyperparameters:
     """An indexer, which selects `count` pools of `size` tokens.
 
     Attributes:
@@ -54,7 +54,7 @@ class PoolIndexer:
 
 
 @frozen
-class MixedStreams:
+class MixedStreamHyperparameters:
     """Residual streams (hyper-connections), mixed by matrices that Sinkhorn iterations normalize."""
 
     count: int
@@ -63,7 +63,7 @@ class MixedStreams:
 
 
 @frozen
-class Glm5Next(Hyperparameters):
+class Glm5NextHyperparameters(Hyperparameters):
     """The hyperparameters of GLM 5.3.
 
     Attributes:
@@ -82,8 +82,8 @@ class Glm5Next(Hyperparameters):
     delta_dim: int
     taps: int
     lowest: float | None
-    pools: PoolIndexer
-    streams: MixedStreams
+    pools: PoolIndexerHyperparameters
+    streams: MixedStreamHyperparameters
     routing: Routing | None
     limits: tuple[tuple[float, ...], tuple[float, ...]]
 
@@ -99,16 +99,20 @@ class Glm5Next(Hyperparameters):
         """Return a layer's states."""
         if not self.attends[layer]:
             window = (self.taps - 1, self.heads * self.delta_dim)
-            return [Recurrent(layer, (window, window, window, (self.heads, self.delta_dim, self.delta_dim)))]
+            return [RecurrentLayerState(layer, (window, window, window, (self.heads, self.delta_dim, self.delta_dim)))]
         states: list[State] = [LatentState(layer, self.latent, self.latent)]
         if self.chooses[layer]:
             states.append(LatentState(layer, self.pools.dim, self.pools.dim, is_index=True))
-            states.append(Recurrent(layer, ((self.pools.size - 1, 2 * self.pools.dim),)))
+            states.append(RecurrentLayerState(layer, ((self.pools.size - 1, 2 * self.pools.dim),)))
         return states
 
 
-def read(fields: HyperparameterReader) -> Glm5Next:
-    common, layers, lowest = fields.read_common(), fields.read_layer_count(), fields.read_raw("kda.gate_lower_bound")
+def read(fields: HyperparameterReader) -> Glm5NextHyperparameters:
+    common, layers, lowest = (
+        fields.read_common_fields(),
+        fields.read_layer_count(),
+        fields.read_raw("kda.gate_lower_bound"),
+    )
     if lowest is not None and not (isinstance(lowest, float) and -LOWEST <= lowest < 0):
         raise fields.make_value_error("kda.gate_lower_bound", f"a number from {-LOWEST:g} up to 0")
     if fields.read_count("rope.dimension_count", 0):
@@ -123,9 +127,11 @@ def read(fields: HyperparameterReader) -> Glm5Next:
         chooses = tuple(bool(does and chooses) for does, chooses in zip(attends, types, strict=False))
     if any(attends) and not chooses[attends.index(True)]:
         raise fields.make_value_error(TYPES, "yes for the first layer that attends")
-    of_experts = read_limits(fields, "swiglu_clamp_exp", layers)
-    of_others = read_limits(fields, "swiglu_clamp_shexp", layers) if fields.has("swiglu_clamp_shexp") else of_experts
-    return Glm5Next(
+    of_experts = read_activation_limits(fields, "swiglu_clamp_exp", layers)
+    of_others = (
+        read_activation_limits(fields, "swiglu_clamp_shexp", layers) if fields.has("swiglu_clamp_shexp") else of_experts
+    )
+    return Glm5NextHyperparameters(
         **common,
         epsilon=fields.read_epsilon(RMS_EPSILON),
         attends=attends,
@@ -137,14 +143,14 @@ def read(fields: HyperparameterReader) -> Glm5Next:
         delta_dim=fields.read_count("kda.head_dim"),
         taps=fields.read_count("ssm.conv_kernel"),
         lowest=lowest,
-        pools=read_pools(fields),
+        pools=read_pool_indexer(fields),
         streams=read_mixed_streams(fields),
-        routing=read_own_routing(fields, SIGMOID),
+        routing=read_file_routing(fields, SIGMOID),
         limits=(of_experts, of_others),
     )
 
 
-def read_pools(fields: HyperparameterReader) -> PoolIndexer:
+def read_pool_indexer(fields: HyperparameterReader) -> PoolIndexerHyperparameters:
     """Read the attention.indexer.* keys. Raises ModelError."""
     names = ("head_count", "key_length", "kpool", "top_k")
     heads, dim, size, count = (fields.read_count(f"attention.indexer.{name}") for name in names)
@@ -155,10 +161,10 @@ def read_pools(fields: HyperparameterReader) -> PoolIndexer:
     if not fields.read_flag("attention.indexer.kpool_select_tail", False):
         raise fields.make_unsupported_error(f"{fields.format_key('attention.indexer.kpool_select_tail')} must be true")
     epsilon = fields.read_epsilon(LAYER_EPSILON) if fields.has(LAYER_EPSILON) else KEY_EPSILON
-    return PoolIndexer(heads, dim, size, count // size, epsilon)
+    return PoolIndexerHyperparameters(heads, dim, size, count // size, epsilon)
 
 
-def read_mixed_streams(fields: HyperparameterReader) -> MixedStreams:
+def read_mixed_streams(fields: HyperparameterReader) -> MixedStreamHyperparameters:
     """Read the hyper_connection.* keys. Raises ModelError."""
     count, iterations = (fields.read_count(f"hyper_connection.{name}") for name in ("count", "sinkhorn_iterations"))
     if count > MAX_STREAMS or iterations > MAX_ITERATIONS:
@@ -166,10 +172,10 @@ def read_mixed_streams(fields: HyperparameterReader) -> MixedStreams:
             f"hyper_connection.count must be at most {MAX_STREAMS}, and sinkhorn_iterations at most {MAX_ITERATIONS} "
             f"(found {count}, {iterations})"
         )
-    return MixedStreams(count, iterations, fields.read_number("hyper_connection.epsilon"))
+    return MixedStreamHyperparameters(count, iterations, fields.read_number("hyper_connection.epsilon"))
 
 
-def forward(b: Builder, w: Weights, h: Glm5Next) -> Activation:
+def forward(b: Builder, w: Weights, h: Glm5NextHyperparameters) -> Activation:
     ignore_mtp_layers(b, w, h)
     x, selected = concat_streams(b, [b.embed(w.token_embd, b.ids)] * h.streams.count), None
     for layer in range(h.layers):
@@ -177,7 +183,7 @@ def forward(b: Builder, w: Weights, h: Glm5Next) -> Activation:
         y, add = enter_sublayer(b, block, h, x, "attn")
         y = b.rms_norm(y, block.attn_norm, h.epsilon)
         if h.attends[layer]:
-            narrow = narrow_queries(b, block, h.epsilon, y)
+            narrow = project_low_rank_queries(b, block, h.epsilon, y)
             selected = select_pools(b, block, h.pools, states, narrow, y) if h.chooses[layer] else selected
             y = attend_to_latents(
                 b, block, h, states[0], AttentionScores(h.heads, h.key_dim**-0.5, chosen=selected), narrow, y
@@ -186,7 +192,7 @@ def forward(b: Builder, w: Weights, h: Glm5Next) -> Activation:
             y = apply_delta_rule(b, block, h, states[0], y)
         x = add(b.linear(y, block.attn_output))
         y, add = enter_sublayer(b, block, h, x, "ffn")
-        x = add(feed_forward(b, block, h, layer, b.rms_norm(y, block.ffn_norm, h.epsilon)))
+        x = add(apply_feed_forward(b, block, h, layer, b.rms_norm(y, block.ffn_norm, h.epsilon)))
     x, width = b.select(x, b.wanted), h.width
     parts = [b.slice_columns(x, i * width, (i + 1) * width) for i in range(h.streams.count)]
     mean = b.scale(reduce(b.add, parts), 1 / h.streams.count)
@@ -218,7 +224,12 @@ def enter_sublayer(
 
 
 def select_pools(
-    b: Builder, w: Weights, pools: PoolIndexer, states: Sequence[State], narrow: Activation, x: Activation
+    b: Builder,
+    w: Weights,
+    pools: PoolIndexerHyperparameters,
+    states: Sequence[State],
+    narrow: Activation,
+    x: Activation,
 ) -> Activation:
     """Select the keys that tokens attend to.
 
@@ -234,7 +245,13 @@ def select_pools(
 
 
 def attend_to_latents(
-    b: Builder, w: Weights, h: Glm5Next, state: Any, scores: AttentionScores, narrow: Activation, x: Activation
+    b: Builder,
+    w: Weights,
+    h: Glm5NextHyperparameters,
+    state: Any,
+    scores: AttentionScores,
+    narrow: Activation,
+    x: Activation,
 ) -> Activation:
     """Compute the heads' outputs from latent rows.
 
@@ -247,19 +264,19 @@ def attend_to_latents(
     )
 
 
-def apply_delta_rule(b: Builder, w: Weights, h: Glm5Next, state: Any, x: Activation) -> Activation:
+def apply_delta_rule(b: Builder, w: Weights, h: Glm5NextHyperparameters, state: Any, x: Activation) -> Activation:
     """Compute the outputs of heads with state matrices, normalized and gated."""
     decays, gate = compute_log_decays(b, w, h, x), b.linear(b.linear(x, w.ssm_g_a), w.ssm_g_b)
     return apply_delta_heads(b, w, h, state, x, b.exponential(decays), gate, KEY_EPSILON)
 
 
-def feed_forward(b: Builder, w: Weights, h: Glm5Next, layer: int, x: Activation) -> Activation:
+def apply_feed_forward(b: Builder, w: Weights, h: Glm5NextHyperparameters, layer: int, x: Activation) -> Activation:
     """Apply a dense network, or experts and a shared one, with clamped gates."""
     of_experts, of_others = (make_limited_swiglu(b, limits[layer]) for limits in h.limits)
     if not any(w.get(name, by_layer=True) for name in ("ffn_gate_inp", "ffn_down_exps")):
-        return feed_forward_or_experts(b, w, None, x, of_others)
+        return apply_feed_forward_or_experts(b, w, None, x, of_others)
     w.require_biases("exp_probs_b")
-    return b.add(feed_forward_or_experts(b, w, h.routing, x, of_experts), apply_shared_expert(b, w, x, of_others))
+    return b.add(apply_feed_forward_or_experts(b, w, h.routing, x, of_experts), apply_shared_expert(b, w, x, of_others))
 
 
 CHECKPOINTS = {

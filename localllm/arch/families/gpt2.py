@@ -4,23 +4,25 @@ Unlike llama: a table of positions is added to the embeddings, and there is no R
 biases everywhere; queries, keys and values from one matrix.
 """
 
-from localllm.arch.attention import LAYER_EPSILON, Transformer
+from localllm.arch.attention import LAYER_EPSILON, TransformerHyperparameters
 from localllm.arch.decoder import apply_decoder, make_final_layer_norm
 from localllm.arch.families.starcoder2 import block
-from localllm.arch.family import Activation, Builder, HyperparameterReader, Rope, Weights, frozen
+from localllm.arch.family import Activation, Builder, HyperparameterReader, RopeParameters, Weights, frozen
 
 
 @frozen
-class GPT2(Transformer):
-    def get_rope(self, layer: int) -> Rope | None:
+class GPT2Hyperparameters(TransformerHyperparameters):
+    def get_rope(self, layer: int) -> RopeParameters | None:
         return None
 
 
-def read(fields: HyperparameterReader) -> GPT2:
-    return GPT2(**GPT2.read_shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON))
+def read(fields: HyperparameterReader) -> GPT2Hyperparameters:
+    return GPT2Hyperparameters(
+        **GPT2Hyperparameters.read_shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
+    )
 
 
-def forward(b: Builder, w: Weights, h: GPT2) -> Activation:
+def forward(b: Builder, w: Weights, h: GPT2Hyperparameters) -> Activation:
     x = b.add(b.embed(w.token_embd, b.ids), b.embed_positions(w.position_embd, b.positions))
     return apply_decoder(b, w, h, block, x, make_final_layer_norm(b, w, h))
 

@@ -6,17 +6,23 @@ head has a sink; biases everywhere; experts with another SwiGLU.
 
 from functools import partial
 
-from localllm.arch.attention import LocalRopeTransformer, attend, project_qkv, read_local_rope, read_windows
+from localllm.arch.attention import (
+    LocalRopeTransformerHyperparameters,
+    attend,
+    project_qkv,
+    read_local_rope,
+    read_windows,
+)
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
-from localllm.arch.feed_forward import SOFTMAX_OF_SELECTED, feed_forward_or_experts, read_routing
+from localllm.arch.feed_forward import SOFTMAX_OF_SELECTED, apply_feed_forward_or_experts, read_routing
 
 SHARPNESS, LIMIT = 1.702, 7.0  # of its SwiGLU
 BIASED = "attn_output", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"
 
 
-def read(fields: HyperparameterReader) -> LocalRopeTransformer:
-    shared = LocalRopeTransformer.read_shared_fields(fields, interleaved=False)
-    return LocalRopeTransformer(
+def read(fields: HyperparameterReader) -> LocalRopeTransformerHyperparameters:
+    shared = LocalRopeTransformerHyperparameters.read_shared_fields(fields, interleaved=False)
+    return LocalRopeTransformerHyperparameters(
         **shared,
         windows=read_windows(fields, period=2),
         local_rope=read_local_rope(fields, shared["attention"].rope),
@@ -24,12 +30,16 @@ def read(fields: HyperparameterReader) -> LocalRopeTransformer:
     )
 
 
-def block(b: Builder, w: Weights, h: LocalRopeTransformer, state: PagedState, x: Activation) -> Activation:
+def block(
+    b: Builder, w: Weights, h: LocalRopeTransformerHyperparameters, state: PagedState, x: Activation
+) -> Activation:
     w.require_biases(*BIASED)
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, sinks=w.attn_sinks), w.attn_output))
     gate = partial(b.swiglu_limited, sharpness=SHARPNESS, limit=LIMIT)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.post_attention_norm, h.epsilon), gate))
+    return b.add(
+        x, apply_feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.post_attention_norm, h.epsilon), gate)
+    )
 
 
 ALL = {

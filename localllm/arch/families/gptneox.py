@@ -5,14 +5,14 @@ rotates only the beginning of a head, in pairs half the rotated dimensions apart
 attention reads.
 """
 
-from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, project_qkv
+from localllm.arch.attention import LAYER_EPSILON, TransformerHyperparameters, attend, project_qkv
 from localllm.arch.decoder import apply_decoder, make_final_layer_norm
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights, frozen
 from localllm.arch.feed_forward import apply_ungated_feed_forward
 
 
 @frozen
-class GPTNeoX(Transformer):
+class GPTNeoXHyperparameters(TransformerHyperparameters):
     """The hyperparameters of GPT-NeoX.
 
     Attributes:
@@ -22,17 +22,17 @@ class GPTNeoX(Transformer):
     parallel: bool
 
 
-def read(fields: HyperparameterReader) -> GPTNeoX:
-    shared = GPTNeoX.read_shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
-    return GPTNeoX(**shared, parallel=fields.read_flag("use_parallel_residual"))
+def read(fields: HyperparameterReader) -> GPTNeoXHyperparameters:
+    shared = GPTNeoXHyperparameters.read_shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
+    return GPTNeoXHyperparameters(**shared, parallel=fields.read_flag("use_parallel_residual"))
 
 
-def forward(b: Builder, w: Weights, h: GPTNeoX) -> Activation:
+def forward(b: Builder, w: Weights, h: GPTNeoXHyperparameters) -> Activation:
     w.require("output")
     return apply_decoder(b, w, h, block, norm=make_final_layer_norm(b, w, h))
 
 
-def block(b: Builder, w: Weights, h: GPTNeoX, state: PagedState, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: GPTNeoXHyperparameters, state: PagedState, x: Activation) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.layer_norm(x, w.attn_norm, h.epsilon))
     behind = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y = b.layer_norm(x if h.parallel else behind, w.ffn_norm, h.epsilon)

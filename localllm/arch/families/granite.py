@@ -5,14 +5,23 @@ Unlike llama: factors for embeddings, sublayers' outputs, scores and logits.
 
 from typing import Any
 
-from localllm.arch.attention import Transformer, attend, project_qkv, select_rope_factors
+from localllm.arch.attention import TransformerHyperparameters, attend, project_qkv, select_rope_factors
 from localllm.arch.decoder import apply_decoder
-from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weight, Weights, frozen
-from localllm.arch.feed_forward import apply_shared_expert, feed_forward_or_experts, read_routing
+from localllm.arch.family import (
+    Activation,
+    Builder,
+    HyperparameterReader,
+    PagedState,
+    RopeParameters,
+    Weight,
+    Weights,
+    frozen,
+)
+from localllm.arch.feed_forward import apply_feed_forward_or_experts, apply_shared_expert, read_routing
 
 
 @frozen
-class Granite(Transformer):
+class GraniteHyperparameters(TransformerHyperparameters):
     """The hyperparameters of Granite.
 
     Attributes:
@@ -30,13 +39,13 @@ class Granite(Transformer):
     def scale(self) -> float:
         return self.score_scale
 
-    def get_rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> RopeParameters | None:
         return self.attention.rope if self.rotated else None
 
 
-def read(fields: HyperparameterReader) -> Granite:
-    common = Granite.read_shared_fields(fields, interleaved=True)
-    return Granite(
+def read(fields: HyperparameterReader) -> GraniteHyperparameters:
+    common = GraniteHyperparameters.read_shared_fields(fields, interleaved=True)
+    return GraniteHyperparameters(
         **common, logit_scale=fields.read_factor("logit_scale"), **read_scales(fields, common["attention"].head_dim)
     )
 
@@ -53,21 +62,23 @@ def read_scales(fields: HyperparameterReader, head_dim: int) -> dict[str, Any]:
     }
 
 
-def forward(b: Builder, w: Weights, h: Granite) -> Activation:
+def forward(b: Builder, w: Weights, h: GraniteHyperparameters) -> Activation:
     x = b.scale(b.embed(w.token_embd, b.ids), h.embedding_scale)
     return b.scale(apply_decoder(b, w, h, block, x, factors=select_rope_factors(b, w, h)), 1 / h.logit_scale)
 
 
-def block(b: Builder, w: Weights, h: Granite, state: PagedState, x: Activation, factors: Weight | None) -> Activation:
+def block(
+    b: Builder, w: Weights, h: GraniteHyperparameters, state: PagedState, x: Activation, factors: Weight | None
+) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     y = b.linear(attend(b, h, state, q, k, v, factors), w.attn_output)
-    return feed_forward(b, w, h, b.add(x, b.scale(y, h.residual_scale)))
+    return apply_feed_forward(b, w, h, b.add(x, b.scale(y, h.residual_scale)))
 
 
-def feed_forward(b: Builder, w: Weights, h: Granite, x: Activation) -> Activation:
+def apply_feed_forward(b: Builder, w: Weights, h: GraniteHyperparameters, x: Activation) -> Activation:
     """Apply the feed-forward network or the experts, and add the output to the residual stream."""
     y, beside = b.rms_norm(x, w.ffn_norm, h.epsilon), apply_shared_expert if h.has_shared else None
-    y = feed_forward_or_experts(b, w, h.routing, y, b.swiglu, beside)
+    y = apply_feed_forward_or_experts(b, w, h.routing, y, b.swiglu, beside)
     return b.add(x, b.scale(y, h.residual_scale))
 
 

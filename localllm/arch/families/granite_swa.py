@@ -10,25 +10,34 @@ import numpy as np
 
 from localllm.arch.attention import attend, project_qkv, read_windows, select_rope_factors
 from localllm.arch.decoder import apply_decoder
-from localllm.arch.families.granite import Granite
+from localllm.arch.families.granite import GraniteHyperparameters
 from localllm.arch.families.granite import read as read_granite
-from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weight, Weights, frozen
-from localllm.arch.feed_forward import Gate, feed_forward_or_experts
+from localllm.arch.family import (
+    Activation,
+    Builder,
+    HyperparameterReader,
+    PagedState,
+    RopeParameters,
+    Weight,
+    Weights,
+    frozen,
+)
+from localllm.arch.feed_forward import Gate, apply_feed_forward_or_experts
 
 
 @frozen
-class GraniteSWA(Granite):
+class GraniteSWAHyperparameters(GraniteHyperparameters):
     windows: tuple[int | None, ...] = field(kw_only=True)
     rotates: tuple[bool, ...] = field(kw_only=True)  # by layer
 
     def get_window(self, layer: int) -> int | None:
         return self.windows[layer]
 
-    def get_rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> RopeParameters | None:
         return self.attention.rope if self.rotates[layer] else None
 
 
-def read(fields: HyperparameterReader) -> GraniteSWA:
+def read(fields: HyperparameterReader) -> GraniteSWAHyperparameters:
     h, name = read_granite(fields), "attention.rope_pattern"
     rotates = fields.read_array(name, "biu", "a list of layers") if fields.has(name) else np.ones(h.layers)
     if len(rotates) != h.layers or not ((rotates == 0) | (rotates == 1)).all():
@@ -36,23 +45,23 @@ def read(fields: HyperparameterReader) -> GraniteSWA:
     if fields.has("deepstack_mapping") and (fields.read_array("deepstack_mapping", "i", "a list of layers") >= 0).any():
         raise fields.make_unsupported_error(f"{fields.format_key('deepstack_mapping')} must name no layer")
     windows = read_windows(fields, period=None)
-    return GraniteSWA(**vars(h), windows=windows, rotates=tuple(bool(flag) for flag in rotates))
+    return GraniteSWAHyperparameters(**vars(h), windows=windows, rotates=tuple(bool(flag) for flag in rotates))
 
 
-def forward(b: Builder, w: Weights, h: GraniteSWA) -> Activation:
+def forward(b: Builder, w: Weights, h: GraniteSWAHyperparameters) -> Activation:
     x = b.scale(b.embed(w.token_embd, b.ids), h.embedding_scale)
     return b.scale(apply_decoder(b, w, h, block, x, factors=select_rope_factors(b, w, h)), 1 / h.logit_scale)
 
 
 def block(
-    b: Builder, w: Weights, h: GraniteSWA, state: PagedState, x: Activation, factors: Weight | None
+    b: Builder, w: Weights, h: GraniteSWAHyperparameters, state: PagedState, x: Activation, factors: Weight | None
 ) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     sinks = w.attn_sinks.require_shape(h.attention.heads[state.layer])
     y = b.linear(attend(b, h, state, q, k, v, factors, sinks=sinks), w.attn_output)
     x = b.add(x, b.scale(y, h.residual_scale))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    y = feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_fused_shared_expert if h.has_shared else None)
+    y = apply_feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_fused_shared_expert if h.has_shared else None)
     return b.add(x, b.scale(y, h.residual_scale))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from localllm.arch.attention import attend, select_rope_factors
 from localllm.arch.decoder import compute_logits
-from localllm.arch.families.granite import Granite, read_scales
+from localllm.arch.families.granite import GraniteHyperparameters, read_scales
 from localllm.arch.family import (
     Activation,
     AttentionScores,
@@ -34,7 +34,7 @@ MOST = 4096
 
 
 @frozen
-class GraniteSwitch(Granite):
+class GraniteSwitchHyperparameters(GraniteHyperparameters):
     """The hyperparameters of Granite Switch.
 
     Attributes:
@@ -51,8 +51,8 @@ class GraniteSwitch(Granite):
         return [*super().list_states(), PagedState(self.layers, 1, LOOKING, LOOKING)]
 
 
-def read(fields: HyperparameterReader) -> GraniteSwitch:
-    common = GraniteSwitch.read_shared_fields(fields, interleaved=True, rotates_all=True)
+def read(fields: HyperparameterReader) -> GraniteSwitchHyperparameters:
+    common = GraniteSwitchHyperparameters.read_shared_fields(fields, interleaved=True, rotates_all=True)
     count, lists = fields.read_count("adapters.count"), []
     for name in ("adapters.token_ids_activate", "adapters.token_ids_substitute"):
         ids = fields.read_array(name, "iu", f"{count} tokens").tolist()
@@ -67,7 +67,7 @@ def read(fields: HyperparameterReader) -> GraniteSwitch:
     if scales["routing"]:
         raise fields.make_error(f"{fields.format_key('expert_count')} must be 0")
     gain = fields.read_factor("adapters.router_gain", 15.0)
-    return GraniteSwitch(
+    return GraniteSwitchHyperparameters(
         **common,
         **scales,
         tokens=lists[0],
@@ -78,7 +78,7 @@ def read(fields: HyperparameterReader) -> GraniteSwitch:
     )
 
 
-def forward(b: Builder, w: Weights, h: GraniteSwitch) -> Activation:
+def forward(b: Builder, w: Weights, h: GraniteSwitchHyperparameters) -> Activation:
     replaced = np.arange(h.vocab_size)
     replaced[[*h.tokens]] = h.instead
     x = b.scale(b.embed(w.token_embd, b.replace_ids(b.ids, replaced)), h.embedding_scale)
@@ -105,8 +105,8 @@ def forward(b: Builder, w: Weights, h: GraniteSwitch) -> Activation:
     return b.scale(compute_logits(b, w, h, x), 1 / h.logit_scale)
 
 
-def select_adapters(b: Builder, h: GraniteSwitch) -> Choice:
-    """Return each token's adapter, the index nearest to the head's output."""
+def select_adapters(b: Builder, h: GraniteSwitchHyperparameters) -> Choice:
+    """Select each token's adapter: the head's output, rounded to an index."""
     numbers = np.zeros(h.vocab_size, np.int64)
     numbers[[*h.tokens]] = np.arange(1, len(h.tokens) + 1)
     adapter_ids, slots = b.replace_ids(b.ids, numbers), np.arange(len(h.tokens) + 1)
@@ -121,17 +121,17 @@ def select_adapters(b: Builder, h: GraniteSwitch) -> Choice:
 
 
 def make_table(name: str, first: np.ndarray, columns: int) -> Weight:
-    """Make a matrix whose first column is given and whose other columns are zeros."""
+    """Make a matrix of `columns` columns: the first is `first`, the others are zeros."""
     values = np.zeros((len(first), columns), np.float32)
     values[:, 0] = first
     return Weight(Tensor(f"adapters.{name}", BY_NAME["F32"], values.shape, values.view(np.uint8)))
 
 
 def apply_linear_with_adapter(
-    b: Builder, w: Weights, h: GraniteSwitch, choice: Choice, x: Activation, matrix: Weight, name: str
+    b: Builder, w: Weights, h: GraniteSwitchHyperparameters, choice: Choice, x: Activation, matrix: Weight, name: str
 ) -> Activation:
     """Multiply x by a matrix, and add the product with the LoRA matrices of the token's adapter."""
-    low, high = w.require_bare(f"{name}.lora_a"), w.require_bare(f"{name}.lora_b")
+    low, high = w.require_exact(f"{name}.lora_a"), w.require_exact(f"{name}.lora_b")
     slots = len(h.tokens) + 1
     low.require_shape(slots, h.rank, matrix.shape[1])
     high.require_shape(slots, matrix.shape[0], h.rank)

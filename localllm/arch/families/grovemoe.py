@@ -7,14 +7,14 @@ the expert that has its number.
 
 from dataclasses import replace
 
-from localllm.arch.attention import Transformer, attend, normalize_heads, project_qkv
+from localllm.arch.attention import TransformerHyperparameters, attend, normalize_heads, project_qkv
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights, frozen
 from localllm.arch.feed_forward import apply_experts, collect_expert_matrices, read_routing
 from localllm.arch.verbs import Routing
 
 
 @frozen
-class GroveMoE(Transformer):
+class GroveMoEHyperparameters(TransformerHyperparameters):
     """The hyperparameters of GroveMoE.
 
     Attributes:
@@ -25,8 +25,8 @@ class GroveMoE(Transformer):
     small_scale: float
 
 
-def read(fields: HyperparameterReader) -> GroveMoE:
-    common = GroveMoE.read_shared_fields(fields, interleaved=False, rotates_all=True)
+def read(fields: HyperparameterReader) -> GroveMoEHyperparameters:
+    common = GroveMoEHyperparameters.read_shared_fields(fields, interleaved=False, rotates_all=True)
     routing, together = read_routing(fields), fields.read_count("experts_per_group")
     if routing is None or routing.groups > 1 or routing.experts % together:
         raise fields.make_error(
@@ -34,10 +34,12 @@ def read(fields: HyperparameterReader) -> GroveMoE:
             "with one expert group"
         )
     small = replace(routing, together=together, used=min(routing.used, routing.experts // together))
-    return GroveMoE(**common, routing=routing, small=small, small_scale=fields.read_number("expert_group_scale"))
+    return GroveMoEHyperparameters(
+        **common, routing=routing, small=small, small_scale=fields.read_number("expert_group_scale")
+    )
 
 
-def block(b: Builder, w: Weights, h: GroveMoE, state: PagedState, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: GroveMoEHyperparameters, state: PagedState, x: Activation) -> Activation:
     assert h.routing
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = normalize_heads(b, w, h, q, k)

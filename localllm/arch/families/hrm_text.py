@@ -7,14 +7,14 @@ attention's output is gated.
 
 from collections.abc import Iterator
 
-from localllm.arch.attention import Transformer, attend, project_qkv
+from localllm.arch.attention import TransformerHyperparameters, attend, project_qkv
 from localllm.arch.decoder import compute_logits
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights, frozen
 from localllm.arch.feed_forward import apply_gated_feed_forward
 
 
 @frozen
-class HRMText(Transformer):
+class HRMTextHyperparameters(TransformerHyperparameters):
     """The hyperparameters of HRM-Text.
 
     Attributes:
@@ -28,14 +28,14 @@ class HRMText(Transformer):
     low_cycles: int
 
 
-def read(fields: HyperparameterReader) -> HRMText:
+def read(fields: HyperparameterReader) -> HRMTextHyperparameters:
     """Read the hyperparameters. Attention to the prompt is causal, as in llama.cpp. Raises ModelError."""
     in_stack, cycles, low = (fields.read_count(f"hrm.{name}") for name in ("layers_per_stack", "h_cycles", "l_cycles"))
     if fields.read_layer_count() != in_stack * cycles * (low + 1):
         expected = f"{cycles} cycles of {low + 1} stacks of {in_stack} layers"
         raise fields.make_error(f"block_count {fields.read_layer_count()} must equal the layers of {expected}")
-    return HRMText(
-        **HRMText.read_shared_fields(fields, interleaved=False),
+    return HRMTextHyperparameters(
+        **HRMTextHyperparameters.read_shared_fields(fields, interleaved=False),
         embedding_scale=fields.read_number("embedding_scale", 0.0) or 1.0,
         in_stack=in_stack,
         cycles=cycles,
@@ -43,19 +43,19 @@ def read(fields: HyperparameterReader) -> HRMText:
     )
 
 
-def forward(b: Builder, w: Weights, h: HRMText) -> Activation:
+def forward(b: Builder, w: Weights, h: HRMTextHyperparameters) -> Activation:
     states = iter(h.list_states())
     high, low = b.scale(b.embed(w.token_embd, b.ids), h.embedding_scale), None
     for _ in range(h.cycles):
         for _ in range(h.low_cycles):
-            both = b.add(high, low) if low is not None else b.add_vector(high, w.require_bare("hrm.z_l_init"))
+            both = b.add(high, low) if low is not None else b.add_vector(high, w.require_exact("hrm.z_l_init"))
             low = apply_stack(b, w, h, states, 0, both)
         high = apply_stack(b, w, h, states, h.in_stack, b.add(high, low))
     return compute_logits(b, w, h, high, norm=lambda x: x)
 
 
 def apply_stack(
-    b: Builder, w: Weights, h: HRMText, states: Iterator[PagedState], first: int, x: Activation
+    b: Builder, w: Weights, h: HRMTextHyperparameters, states: Iterator[PagedState], first: int, x: Activation
 ) -> Activation:
     """Apply the layers from index `first` on, and a norm."""
     for layer in range(first, first + h.in_stack):
@@ -63,7 +63,7 @@ def apply_stack(
     return b.rms_norm(x, None, h.epsilon)
 
 
-def block(b: Builder, w: Weights, h: HRMText, state: PagedState, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: HRMTextHyperparameters, state: PagedState, x: Activation) -> Activation:
     y = b.rms_norm(x, None, h.epsilon)
     attended = attend(b, h, state, *project_qkv(b, w, h, state.layer, y))
     x = b.add(x, b.linear(b.multiply(attended, b.sigmoid(b.linear(y, w.attn_gate))), w.attn_output))

@@ -6,16 +6,24 @@ not in Maincoder. One model has experts and a shared one.
 
 from dataclasses import replace
 
-from localllm.arch.attention import Transformer, normalize_heads, project_qkv, rotate_heads, select_rope_factors
+from localllm.arch.attention import (
+    TransformerHyperparameters,
+    normalize_heads,
+    project_qkv,
+    rotate_heads,
+    select_rope_factors,
+)
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, AttentionScores, Builder, HyperparameterReader, PagedState, Weight, Weights
-from localllm.arch.feed_forward import apply_shared_expert, feed_forward_or_experts, read_routing
+from localllm.arch.feed_forward import apply_feed_forward_or_experts, apply_shared_expert, read_routing
 from localllm.arch.rope import add_sections
 
 
-def read(fields: HyperparameterReader) -> Transformer:
+def read(fields: HyperparameterReader) -> TransformerHyperparameters:
     """Read the hyperparameters; alpha scales RoPE's base for a longer context (NTK). Raises ModelError."""
-    h = Transformer(**Transformer.read_shared_fields(fields, interleaved=fields.arch == "maincoder"))
+    h = TransformerHyperparameters(
+        **TransformerHyperparameters.read_shared_fields(fields, interleaved=fields.arch == "maincoder")
+    )
     rope, alpha = h.attention.rope, fields.read_number("rope.scaling.alpha", 0.0)
     if fields.arch == "hunyuan_vl":
         rope = add_sections(fields, rope)
@@ -37,19 +45,19 @@ def read(fields: HyperparameterReader) -> Transformer:
     return replace(h, attention=replace(h.attention, rope=rope), routing=routing)
 
 
-def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
+def forward(b: Builder, w: Weights, h: TransformerHyperparameters) -> Activation:
     return apply_decoder(b, w, h, block, factors=select_rope_factors(b, w, h))
 
 
 def block(
-    b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation, factors: Weight | None
+    b: Builder, w: Weights, h: TransformerHyperparameters, state: PagedState, x: Activation, factors: Weight | None
 ) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = normalize_heads(b, w, h, *rotate_heads(b, h, state.layer, q, k, factors))
     y = b.attend(q, k, v, state, AttentionScores(h.attention.heads[state.layer], h.scale))
     x = b.add(x, b.linear(y, w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
 
 
 CHECKPOINTS = {

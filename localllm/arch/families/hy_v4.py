@@ -7,16 +7,16 @@ projections are clamped; RoPE rotates the end of an indexer's heads, and some fi
 from collections.abc import Sequence
 
 from localllm.arch.decoder import ignore_mtp_layers
-from localllm.arch.families.deepseek2 import DeepSeek2, narrow_queries, read_latent_attention
+from localllm.arch.families.deepseek2 import DeepSeek2Hyperparameters, project_low_rank_queries, read_latent_attention
 from localllm.arch.families.deepseek32 import (
-    Indexer,
+    IndexerHyperparameters,
     attend_to_selected,
     find_index_state,
     read_indexer,
     select_indexed_keys,
 )
 from localllm.arch.families.maple import make_limited_swiglu
-from localllm.arch.families.step35 import read_limits
+from localllm.arch.families.step35 import read_activation_limits
 from localllm.arch.family import (
     Activation,
     AttentionScores,
@@ -27,36 +27,36 @@ from localllm.arch.family import (
     Weights,
     frozen,
 )
-from localllm.arch.feed_forward import apply_shared_expert, feed_forward_or_experts, read_own_routing
+from localllm.arch.feed_forward import apply_feed_forward_or_experts, apply_shared_expert, read_file_routing
 from localllm.arch.hyper_connections import (
-    ResidualStreams,
+    ResidualStreamHyperparameters,
     add_to_streams,
     compute_mixing_logits,
     concat_streams,
     enter_sublayer,
-    read_streams,
+    read_residual_streams,
     reduce_streams,
 )
 from localllm.arch.rope import read_rope
 
 
 @frozen
-class Hunyuan4(DeepSeek2):
+class Hunyuan4Hyperparameters(DeepSeek2Hyperparameters):
     """The hyperparameters of Hunyuan 4.
 
     Attributes:
         limits: by layer, the limit of experts' gates and up projections, 0 for none.
     """
 
-    streams: ResidualStreams
-    indexer: Indexer | None
+    streams: ResidualStreamHyperparameters
+    indexer: IndexerHyperparameters | None
     limits: tuple[float, ...]
 
     def list_states(self) -> Sequence[LatentState | PagedState]:
         return [*super().list_states(), *(self.indexer.list_states() if self.indexer else ())]
 
 
-def read(fields: HyperparameterReader) -> Hunyuan4:
+def read(fields: HyperparameterReader) -> Hunyuan4Hyperparameters:
     fields.read_count("attention.key_length_mla")
     common = read_latent_attention(fields)
     rope, layers = read_rope(fields, common["rope"].dims, True), common["layers"]
@@ -64,23 +64,23 @@ def read(fields: HyperparameterReader) -> Hunyuan4:
     indexer = None
     if fields.read_count("attention.indexer.top_k", 0):
         indexer = read_indexer(fields, rope, True, [0] * layers, at_end=True, epsilon=common["epsilon"])
-    return Hunyuan4(
+    return Hunyuan4Hyperparameters(
         **common,
-        routing=read_own_routing(fields),
-        streams=read_streams(fields),
+        routing=read_file_routing(fields),
+        streams=read_residual_streams(fields),
         indexer=indexer,
-        limits=read_limits(fields, "swiglu_clamp_exp", fields.read_layer_count()),
+        limits=read_activation_limits(fields, "swiglu_clamp_exp", fields.read_layer_count()),
     )
 
 
-def forward(b: Builder, w: Weights, h: Hunyuan4) -> Activation:
+def forward(b: Builder, w: Weights, h: Hunyuan4Hyperparameters) -> Activation:
     ignore_mtp_layers(b, w, h)
     streams, selected = [b.embed(w.token_embd, b.ids)] * h.streams.count, None
     for state in h.list_layer_states():
         block = w.get_layer(state.layer)
         y, gates = enter_sublayer(b, block, h.streams, h.epsilon, streams, "attn")
         y = b.rms_norm(y, block.attn_norm, h.epsilon)
-        narrow = narrow_queries(b, block, h.epsilon, y)
+        narrow = project_low_rank_queries(b, block, h.epsilon, y)
         if h.indexer and (index := find_index_state(h.indexer, state.layer)):
             selected = select_indexed_keys(b, block, h.indexer, index, narrow, y)
         scores = AttentionScores(h.heads, h.scale, chosen=selected, sinks=block.attn_sinks)
@@ -88,7 +88,7 @@ def forward(b: Builder, w: Weights, h: Hunyuan4) -> Activation:
         attended = b.multiply(attended, b.sigmoid(b.linear(y, block.attn_gate)))
         streams = add_to_streams(b, h.streams, streams, b.linear(attended, block.attn_output), gates)
         y, gates = enter_sublayer(b, block, h.streams, h.epsilon, streams, "ffn")
-        y = feed_forward(b, block, h, state.layer, b.rms_norm(y, block.ffn_norm, h.epsilon))
+        y = apply_feed_forward(b, block, h, state.layer, b.rms_norm(y, block.ffn_norm, h.epsilon))
         streams = add_to_streams(b, h.streams, streams, y, gates)
     rows = [b.select(x, b.wanted) for x in streams]
     flat, scales = concat_streams(b, rows), w.output_hc_scale.require_shape(1)
@@ -96,11 +96,11 @@ def forward(b: Builder, w: Weights, h: Hunyuan4) -> Activation:
     return b.linear(b.rms_norm(reduce_streams(b, h.streams, rows, gates), w.output_norm, h.epsilon), w.output)
 
 
-def feed_forward(b: Builder, w: Weights, h: Hunyuan4, layer: int, x: Activation) -> Activation:
+def apply_feed_forward(b: Builder, w: Weights, h: Hunyuan4Hyperparameters, layer: int, x: Activation) -> Activation:
     """Apply a dense network, or experts with clamped gates and a shared one without clamping."""
     if not w.get("ffn_gate_inp", by_layer=True):
-        return feed_forward_or_experts(b, w, h.routing, x, b.swiglu)
-    y = feed_forward_or_experts(b, w, h.routing, x, make_limited_swiglu(b, h.limits[layer]))
+        return apply_feed_forward_or_experts(b, w, h.routing, x, b.swiglu)
+    y = apply_feed_forward_or_experts(b, w, h.routing, x, make_limited_swiglu(b, h.limits[layer]))
     return b.add(y, apply_shared_expert(b, w, x, b.swiglu))
 
 

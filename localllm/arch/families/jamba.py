@@ -6,44 +6,55 @@ its scan; the others have no RoPE; some layers have experts, whose weights are n
 
 from collections.abc import Sequence
 
-from localllm.arch.attention import RMS_EPSILON, Transformer, attend, project_qkv, read_attention
-from localllm.arch.families.mamba import MambaSizes, apply_mamba, read_selection
-from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Recurrent, Rope, Weights, frozen
-from localllm.arch.feed_forward import feed_forward_or_experts, read_routing
+from localllm.arch.attention import RMS_EPSILON, TransformerHyperparameters, attend, project_qkv, read_attention
+from localllm.arch.families.mamba import MambaSizes, apply_mamba, read_mamba_sizes
+from localllm.arch.family import (
+    Activation,
+    Builder,
+    HyperparameterReader,
+    PagedState,
+    RecurrentLayerState,
+    RopeParameters,
+    Weights,
+    frozen,
+)
+from localllm.arch.feed_forward import apply_feed_forward_or_experts, read_routing
 
 
 @frozen
-class Jamba(Transformer):
+class JambaHyperparameters(TransformerHyperparameters):
     selection: MambaSizes
 
-    def get_rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> RopeParameters | None:
         return None
 
-    def list_states(self) -> Sequence[PagedState | Recurrent]:  # type: ignore[override]
+    def list_states(self) -> Sequence[PagedState | RecurrentLayerState]:  # type: ignore[override]
         """Return the state of each layer: keys and values, or Mamba's."""
         return [state if state.kv_heads else self.selection.get_state(state.layer) for state in super().list_states()]
 
 
-def read(fields: HyperparameterReader) -> Jamba:
-    return Jamba(
-        **fields.read_common(),
+def read(fields: HyperparameterReader) -> JambaHyperparameters:
+    return JambaHyperparameters(
+        **fields.read_common_fields(),
         attention=read_attention(fields, interleaved=False, every_layer=False),
         epsilon=fields.read_epsilon(RMS_EPSILON),
         routing=read_routing(fields, normalized=False),
-        selection=read_selection(fields),
+        selection=read_mamba_sizes(fields),
     )
 
 
-def block(b: Builder, w: Weights, h: Jamba, state: PagedState | Recurrent, x: Activation) -> Activation:
+def block(
+    b: Builder, w: Weights, h: JambaHyperparameters, state: PagedState | RecurrentLayerState, x: Activation
+) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
-    if isinstance(state, Recurrent):
+    if isinstance(state, RecurrentLayerState):
         for name in ("ssm_dt_norm", "ssm_b_norm", "ssm_c_norm"):
             w.require(name)
         y = apply_mamba(b, w, h.selection, h.epsilon, state, y)
     else:
         y = b.linear(attend(b, h, state, *project_qkv(b, w, h, state.layer, y)), w.attn_output)
     x = b.add(x, y)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
 
 
 MAMBA = {

@@ -9,26 +9,26 @@ from localllm.arch.attention import attend, normalize_queries_and_keys, project_
 from localllm.arch.decoder import pool_texts
 from localllm.arch.encoder import embed_tokens, read_encoder_fields
 from localllm.arch.families.baichuan import ALIBI_BIAS
-from localllm.arch.families.bert import BERT, OTHER_HEADS
+from localllm.arch.families.bert import OTHER_HEADS, BERTHyperparameters
 from localllm.arch.families.mpt import compute_alibi_slopes
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
 from localllm.arch.feed_forward import apply_gated_feed_forward, apply_ungated_feed_forward
 
 
-def read(fields: HyperparameterReader) -> BERT:
-    return BERT(**read_encoder_fields(fields))
+def read(fields: HyperparameterReader) -> BERTHyperparameters:
+    return BERTHyperparameters(**read_encoder_fields(fields))
 
 
-def forward(b: Builder, w: Weights, h: BERT) -> Activation:
+def forward(b: Builder, w: Weights, h: BERTHyperparameters) -> Activation:
     x = b.layer_norm(embed_tokens(b, w), w.token_embd_norm, h.epsilon)
     for state in h.list_states():
         layer = w.get_layer(state.layer)
         x = apply_attention(b, layer, h, state, x)
-        x = b.layer_norm(b.add(feed_forward(b, layer, x), x), layer.layer_output_norm, h.epsilon)
+        x = b.layer_norm(b.add(apply_feed_forward(b, layer, x), x), layer.layer_output_norm, h.epsilon)
     return pool_texts(b, w, h, x)
 
 
-def apply_attention(b: Builder, w: Weights, h: BERT, state: PagedState, x: Activation) -> Activation:
+def apply_attention(b: Builder, w: Weights, h: BERTHyperparameters, state: PagedState, x: Activation) -> Activation:
     """Add attention's output to x, and normalize once or twice."""
     q, k, v = project_qkv(b, w, h, state.layer, x)
     q, k = normalize_queries_and_keys(b, w, h, q, k)
@@ -37,7 +37,7 @@ def apply_attention(b: Builder, w: Weights, h: BERT, state: PagedState, x: Activ
     return b.layer_norm(b.add(y, x), again, h.epsilon) if (again := w.get("attn_norm_2")) else y
 
 
-def feed_forward(b: Builder, w: Weights, x: Activation) -> Activation:
+def apply_feed_forward(b: Builder, w: Weights, x: Activation) -> Activation:
     """Apply the network, with or without a gate."""
     if w.get("ffn_gate") is None and w.ffn_up.shape[0] == w.ffn_down.shape[-1]:
         return apply_ungated_feed_forward(b, w, x, b.gelu_erf)

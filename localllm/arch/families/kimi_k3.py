@@ -11,19 +11,27 @@ from dataclasses import replace
 from localllm.arch.decoder import compute_logits
 from localllm.arch.families.deepseek2 import attend_to_latents
 from localllm.arch.families.kimi_linear import (
-    KimiLinear,
+    KimiLinearHyperparameters,
     apply_delta_heads,
     compute_log_decays,
     read_kimi_hyperparameters,
 )
-from localllm.arch.family import Activation, Builder, HyperparameterReader, LatentState, Recurrent, Weights, frozen
+from localllm.arch.family import (
+    Activation,
+    Builder,
+    HyperparameterReader,
+    LatentState,
+    RecurrentLayerState,
+    Weights,
+    frozen,
+)
 from localllm.arch.feed_forward import (
     Gate,
     apply_experts,
     apply_gated_feed_forward,
     apply_shared_expert,
     collect_expert_matrices,
-    read_own_routing,
+    read_file_routing,
 )
 from localllm.arch.hyper_connections import concat_streams
 
@@ -31,7 +39,7 @@ LOWEST = 1e3  # magnitude of a lower bound; e^-1000 is 0
 
 
 @frozen
-class KimiK3(KimiLinear):
+class KimiK3Hyperparameters(KimiLinearHyperparameters):
     """The hyperparameters of Kimi K3.
 
     Attributes:
@@ -47,7 +55,7 @@ class KimiK3(KimiLinear):
     narrow: int
 
 
-def read(fields: HyperparameterReader) -> KimiK3:
+def read(fields: HyperparameterReader) -> KimiK3Hyperparameters:
     common, lowest = read_kimi_hyperparameters(fields), fields.read_raw("kda.gate_lower_bound", 0.0)
     if not isinstance(lowest, float) or not -LOWEST <= lowest <= 0:
         raise fields.make_value_error("kda.gate_lower_bound", f"a number from {-LOWEST:g} to 0")
@@ -55,9 +63,9 @@ def read(fields: HyperparameterReader) -> KimiK3:
     linear = fields.read_raw("activation.situ_linear_beta")
     if not isinstance(linear, float) or not -1e6 <= linear <= 1e6:
         raise fields.make_value_error("activation.situ_linear_beta", "a number")
-    return KimiK3(
+    return KimiK3Hyperparameters(
         **common | {"rope": rope},
-        routing=read_own_routing(fields),
+        routing=read_file_routing(fields),
         period=fields.read_count("attn_res.block_size", 0),
         bounds=(fields.read_factor("activation.situ_beta"), linear),
         lowest=lowest,
@@ -65,7 +73,7 @@ def read(fields: HyperparameterReader) -> KimiK3:
     )
 
 
-def forward(b: Builder, w: Weights, h: KimiK3) -> Activation:
+def forward(b: Builder, w: Weights, h: KimiK3Hyperparameters) -> Activation:
     x, earlier = b.embed(w.token_embd, b.ids), list[Activation]()
     for state in h.list_states():
         layer = w.get_layer(state.layer)
@@ -75,12 +83,12 @@ def forward(b: Builder, w: Weights, h: KimiK3) -> Activation:
         y = apply_attention(b, layer, h, state, b.rms_norm(y, layer.attn_norm, h.epsilon))
         x = y if is_kept else b.add(x, y)
         y = mix_kept_inputs(b, h, earlier, x, layer, "ffn_res_score")
-        x = b.add(x, feed_forward(b, layer, h, b.rms_norm(y, layer.ffn_norm, h.epsilon)))
+        x = b.add(x, apply_feed_forward(b, layer, h, b.rms_norm(y, layer.ffn_norm, h.epsilon)))
     return compute_logits(b, w, h, mix_kept_inputs(b, h, earlier, x, w, "output_res_score"))
 
 
 def mix_kept_inputs(
-    b: Builder, h: KimiK3, earlier: Sequence[Activation], x: Activation, w: Weights, name: str
+    b: Builder, h: KimiK3Hyperparameters, earlier: Sequence[Activation], x: Activation, w: Weights, name: str
 ) -> Activation:
     """Mix the kept inputs and the stream, weighted by the softmax of their scores."""
     if not h.period:
@@ -90,11 +98,13 @@ def mix_kept_inputs(
         b.ignore(by)
         return x
     all_ = [*earlier, x]
-    scores = concat_streams(b, [b.linear(b.rms_norm(stream, None, h.epsilon), by.as_row()) for stream in all_])
+    scores = concat_streams(b, [b.linear(b.rms_norm(stream, None, h.epsilon), by.to_row()) for stream in all_])
     return b.mix_streams(concat_streams(b, all_), b.softmax(scores), len(all_))
 
 
-def apply_attention(b: Builder, w: Weights, h: KimiK3, state: LatentState | Recurrent, x: Activation) -> Activation:
+def apply_attention(
+    b: Builder, w: Weights, h: KimiK3Hyperparameters, state: LatentState | RecurrentLayerState, x: Activation
+) -> Activation:
     """Apply latent attention or the delta rule, depending on the type of the layer's state."""
     if isinstance(state, LatentState):
         y, gate = attend_to_latents(b, w, h, state, x), w.get("attn_gate")
@@ -103,7 +113,7 @@ def apply_attention(b: Builder, w: Weights, h: KimiK3, state: LatentState | Recu
     return b.linear(y, w.attn_output)
 
 
-def feed_forward(b: Builder, w: Weights, h: KimiK3, x: Activation) -> Activation:
+def apply_feed_forward(b: Builder, w: Weights, h: KimiK3Hyperparameters, x: Activation) -> Activation:
     """Apply a dense network, or experts on narrower rows and a shared one."""
     gate = make_bounded_swiglu(b, h)
     if h.routing is None or not any(w.get(name, by_layer=True) for name in ("ffn_gate_inp", "ffn_down_exps")):
@@ -118,7 +128,7 @@ def feed_forward(b: Builder, w: Weights, h: KimiK3, x: Activation) -> Activation
     return b.add(y, apply_shared_expert(b, w, x, gate)) if has_shared else y
 
 
-def make_bounded_swiglu(b: Builder, h: KimiK3) -> Gate:
+def make_bounded_swiglu(b: Builder, h: KimiK3Hyperparameters) -> Gate:
     """Return a gate that applies SwiGLU to bounded inputs."""
     of_gate, of_others = h.bounds
 

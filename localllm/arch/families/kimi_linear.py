@@ -9,23 +9,29 @@ from dataclasses import replace
 from typing import Any
 
 from localllm.arch.attention import RMS_EPSILON
-from localllm.arch.families.deepseek2 import DeepSeek2, attend_to_latents
+from localllm.arch.families.deepseek2 import DeepSeek2Hyperparameters, attend_to_latents
 from localllm.arch.family import (
     Activation,
     Builder,
     HyperparameterReader,
     LatentState,
-    Recurrent,
+    RecurrentLayerState,
     Weight,
     Weights,
     frozen,
 )
-from localllm.arch.feed_forward import SIGMOID, SOFTMAX, apply_shared_expert, feed_forward_or_experts, read_routing
+from localllm.arch.feed_forward import (
+    SIGMOID,
+    SOFTMAX,
+    apply_feed_forward_or_experts,
+    apply_shared_expert,
+    read_routing,
+)
 from localllm.arch.rope import read_rope
 
 
 @frozen
-class KimiLinear(DeepSeek2):
+class KimiLinearHyperparameters(DeepSeek2Hyperparameters):
     """The hyperparameters of Kimi Linear.
 
     Attributes:
@@ -37,27 +43,27 @@ class KimiLinear(DeepSeek2):
     delta_dim: int
     taps: int
 
-    def list_states(self) -> Sequence[LatentState | Recurrent]:  # type: ignore[override]
+    def list_states(self) -> Sequence[LatentState | RecurrentLayerState]:  # type: ignore[override]
         """Return the state of each layer: latent rows, or the convolutions' last inputs and the heads' matrices."""
         columns, dim = self.heads * self.delta_dim, self.delta_dim
         shapes = (*[(self.taps - 1, columns)] * 3, (self.heads, dim, dim))
         rows = super().list_states()
-        return [rows[n] if self.attends[n] else Recurrent(n, shapes) for n in range(self.layers)]  # type: ignore[misc]
+        return [rows[n] if self.attends[n] else RecurrentLayerState(n, shapes) for n in range(self.layers)]  # type: ignore[misc]
 
 
-def read(fields: HyperparameterReader) -> KimiLinear:
+def read(fields: HyperparameterReader) -> KimiLinearHyperparameters:
     common, function = read_kimi_hyperparameters(fields), fields.read_count("expert_gating_func")
     if function not in (SOFTMAX, SIGMOID):
         raise fields.make_value_error("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
     rope = replace(common["rope"], unrotated=tuple(range(common["rope"].dims // 2)))
     scale = fields.read_number("expert_weights_scale", 0.0) or 1.0
-    return KimiLinear(**common | {"rope": rope}, routing=read_routing(fields, function, scale=scale))
+    return KimiLinearHyperparameters(**common | {"rope": rope}, routing=read_routing(fields, function, scale=scale))
 
 
 def read_kimi_hyperparameters(fields: HyperparameterReader) -> dict[str, Any]:
     """Read the hyperparameters that Kimi models share. Raises ModelError."""
     common, heads, dims = (
-        fields.read_common(),
+        fields.read_common_fields(),
         fields.read_count("attention.head_count"),
         fields.read_count("rope.dimension_count"),
     )
@@ -88,7 +94,9 @@ def read_kimi_hyperparameters(fields: HyperparameterReader) -> dict[str, Any]:
     }
 
 
-def block(b: Builder, w: Weights, h: KimiLinear, state: LatentState | Recurrent, x: Activation) -> Activation:
+def block(
+    b: Builder, w: Weights, h: KimiLinearHyperparameters, state: LatentState | RecurrentLayerState, x: Activation
+) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     y = (
         attend_to_latents(b, w, h, state, y)
@@ -99,10 +107,12 @@ def block(b: Builder, w: Weights, h: KimiLinear, state: LatentState | Recurrent,
     if w.get("ffn_gate_inp", by_layer=True):
         w.require_biases("exp_probs_b")
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
 
 
-def apply_delta_attention(b: Builder, w: Weights, h: KimiLinear, state: Recurrent, x: Activation) -> Activation:
+def apply_delta_attention(
+    b: Builder, w: Weights, h: KimiLinearHyperparameters, state: RecurrentLayerState, x: Activation
+) -> Activation:
     """Compute the heads' outputs, normalized and gated."""
     w.require_biases("ssm_dt")
     steps = b.softplus(b.linear(b.linear(x, w.ssm_f_a), w.ssm_f_b), w.get_bias("ssm_dt"))
@@ -111,23 +121,23 @@ def apply_delta_attention(b: Builder, w: Weights, h: KimiLinear, state: Recurren
 
 
 def compute_log_decays(b: Builder, w: Weights, h: Any, x: Activation) -> Activation:
-    """Compute the decays' logarithms in models that may bound them from below by h.lowest."""
+    """Compute the decays' logarithms, bounded from below by h.lowest if the model has a bound."""
     w.require_biases("ssm_dt")
-    steps = b.add_vector(b.linear(b.linear(x, w.ssm_f_a), w.ssm_f_b), w.require_bare("ssm_dt.bias"))
-    rates = w.require_bare("ssm_a").require_shape(h.heads).repeat(h.delta_dim)
+    steps = b.add_vector(b.linear(b.linear(x, w.ssm_f_a), w.ssm_f_b), w.require_exact("ssm_dt.bias"))
+    rates = w.require_exact("ssm_a").require_shape(h.heads).repeat(h.delta_dim)
     if h.lowest:
         return b.scale(b.sigmoid(b.scale(b.scale_columns(steps, rates), -1.0)), h.lowest)
     return b.scale_columns(b.softplus(steps), rates)
 
 
-def repeat_rates(w: Weights, h: KimiLinear) -> Weight:
+def repeat_rates(w: Weights, h: KimiLinearHyperparameters) -> Weight:
     """Repeat each head's decay rate for every row of its matrix."""
-    rates = w.require_bare("ssm_a")
+    rates = w.require_exact("ssm_a")
     return rates.require_shape(*rates.shape[:-2], h.heads, 1).repeat(h.delta_dim)
 
 
 def apply_delta_heads(
-    b: Builder, w: Weights, h: Any, state: Recurrent, x: Activation, decays: Activation, gate: Activation,
+    b: Builder, w: Weights, h: Any, state: RecurrentLayerState, x: Activation, decays: Activation, gate: Activation,
     epsilon: float | None = None,
 ) -> Activation:  # fmt: skip
     """Compute the heads' outputs from decays and a gate, [tokens, heads * delta_dim].
@@ -149,7 +159,7 @@ def apply_delta_heads(
 
 
 def apply_kimi_delta(
-    b: Builder, qkv: Sequence[Activation], w: Activation, strength: Activation, state: Recurrent, number: int
+    b: Builder, qkv: Sequence[Activation], w: Activation, strength: Activation, state: RecurrentLayerState, number: int
 ) -> Activation:
     """Apply Kimi Delta Attention, h = diag(w) h, then h = h + k (strength * (v - k h))^T, y = q h.
 

@@ -7,7 +7,7 @@ dimensions apart.
 """
 
 from localllm.arch.attention import (
-    LocalRopeTransformer,
+    LocalRopeTransformerHyperparameters,
     attend,
     gate_heads,
     normalize_heads,
@@ -16,21 +16,23 @@ from localllm.arch.attention import (
     read_windows,
 )
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
-from localllm.arch.feed_forward import SIGMOID, apply_shared_expert, feed_forward_or_experts, read_own_routing
+from localllm.arch.feed_forward import SIGMOID, apply_feed_forward_or_experts, apply_shared_expert, read_file_routing
 
 
-def read(fields: HyperparameterReader) -> LocalRopeTransformer:
-    common = LocalRopeTransformer.read_shared_fields(fields, interleaved=False)
+def read(fields: HyperparameterReader) -> LocalRopeTransformerHyperparameters:
+    common = LocalRopeTransformerHyperparameters.read_shared_fields(fields, interleaved=False)
     local_rope = read_local_rope_dims(fields, common["attention"].rope)
-    return LocalRopeTransformer(
+    return LocalRopeTransformerHyperparameters(
         **common,
         windows=read_windows(fields, period=4, default=0, all_first=True),
         local_rope=local_rope.remove_scaling(local_rope.base),
-        routing=read_own_routing(fields, SIGMOID),
+        routing=read_file_routing(fields, SIGMOID),
     )
 
 
-def block(b: Builder, w: Weights, h: LocalRopeTransformer, state: PagedState, x: Activation) -> Activation:
+def block(
+    b: Builder, w: Weights, h: LocalRopeTransformerHyperparameters, state: PagedState, x: Activation
+) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = project_qkv(b, w, h, state.layer, y)
     q, k = normalize_heads(b, w, h, q, k)
@@ -39,7 +41,7 @@ def block(b: Builder, w: Weights, h: LocalRopeTransformer, state: PagedState, x:
     attended = gate_heads(b, h, state, attended, gates) if is_by_head else b.multiply(attended, gates)
     x = b.add(x, b.linear(attended, w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
 
 
 AFTER = "ffn_gate_shexp ffn_up_shexp ffn_down_shexp exp_probs_b.bias"  # with experts

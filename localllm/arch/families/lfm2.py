@@ -6,14 +6,29 @@ have no key-value heads in the metadata.
 
 from collections.abc import Sequence
 
-from localllm.arch.attention import RMS_EPSILON, Transformer, attend, normalize_heads, project_qkv, read_attention
+from localllm.arch.attention import (
+    RMS_EPSILON,
+    TransformerHyperparameters,
+    attend,
+    normalize_heads,
+    project_qkv,
+    read_attention,
+)
 from localllm.arch.decoder import apply_decoder
-from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Recurrent, Weights, frozen
-from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_routing
+from localllm.arch.family import (
+    Activation,
+    Builder,
+    HyperparameterReader,
+    PagedState,
+    RecurrentLayerState,
+    Weights,
+    frozen,
+)
+from localllm.arch.feed_forward import SIGMOID, apply_feed_forward_or_experts, read_routing
 
 
 @frozen
-class Lfm2(Transformer):
+class Lfm2Hyperparameters(TransformerHyperparameters):
     """The hyperparameters of LFM2.
 
     Attributes:
@@ -26,16 +41,16 @@ class Lfm2(Transformer):
     def get_window(self, layer: int) -> int | None:
         return self.attention_window
 
-    def list_states(self) -> Sequence[PagedState | Recurrent]:  # type: ignore[override]
+    def list_states(self) -> Sequence[PagedState | RecurrentLayerState]:  # type: ignore[override]
         """Return the state of each layer: keys and values, or a convolution's last inputs."""
         states, window = super().list_states(), ((self.taps - 1, self.width),)
-        return [state if state.kv_heads else Recurrent(state.layer, window) for state in states]
+        return [state if state.kv_heads else RecurrentLayerState(state.layer, window) for state in states]
 
 
-def read(fields: HyperparameterReader) -> Lfm2:
+def read(fields: HyperparameterReader) -> Lfm2Hyperparameters:
     scale = fields.read_number("expert_weights_scale", 0.0) or 1.0
-    return Lfm2(
-        **fields.read_common(),
+    return Lfm2Hyperparameters(
+        **fields.read_common_fields(),
         attention=read_attention(fields, interleaved=False, every_layer=False),
         epsilon=fields.read_epsilon(RMS_EPSILON),
         routing=read_routing(fields, fields.read_count("expert_gating_func", SIGMOID), scale=scale),
@@ -44,22 +59,26 @@ def read(fields: HyperparameterReader) -> Lfm2:
     )
 
 
-def forward(b: Builder, w: Weights, h: Lfm2) -> Activation:
+def forward(b: Builder, w: Weights, h: Lfm2Hyperparameters) -> Activation:
     return apply_decoder(b, w, h, block, norm=lambda x: b.rms_norm(x, w.token_embd_norm, h.epsilon))
 
 
-def block(b: Builder, w: Weights, h: Lfm2, state: PagedState | Recurrent, x: Activation) -> Activation:
+def block(
+    b: Builder, w: Weights, h: Lfm2Hyperparameters, state: PagedState | RecurrentLayerState, x: Activation
+) -> Activation:
     normed = b.rms_norm(x, w.attn_norm, h.epsilon)
-    if isinstance(state, Recurrent):
+    if isinstance(state, RecurrentLayerState):
         y = apply_short_convolution(b, w, h, state, normed)
     else:
         q, k, v = project_qkv(b, w, h, state.layer, normed)
         y = b.linear(attend(b, h, state, *normalize_heads(b, w, h, q, k), v), w.attn_output)
     x = b.add(x, y)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
 
 
-def apply_short_convolution(b: Builder, w: Weights, h: Lfm2, state: Recurrent, x: Activation) -> Activation:
+def apply_short_convolution(
+    b: Builder, w: Weights, h: Lfm2Hyperparameters, state: RecurrentLayerState, x: Activation
+) -> Activation:
     """Apply the short convolution between two gates."""
     into, taps, out = (getattr(w, f"shortconv.{name}") for name in ("in_proj", "conv", "out_proj"))
     gate_in, gate_out, inner = (b.linear(x, part) for part in into.split(h.width, h.width, h.width))

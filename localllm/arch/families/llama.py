@@ -1,32 +1,32 @@
 """Llama (Touvron et al. 2023) and everything built like it: Mistral, Mixtral, SmolLM, InternLM 2, ERNIE 4.5, ..."""
 
-from localllm.arch.attention import Transformer, attend, project_qkv, select_rope_factors
+from localllm.arch.attention import TransformerHyperparameters, attend, project_qkv, select_rope_factors
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weight, Weights
-from localllm.arch.feed_forward import feed_forward_or_experts, read_routing
+from localllm.arch.feed_forward import apply_feed_forward_or_experts, read_routing
 
 
-def read(fields: HyperparameterReader) -> Transformer:
+def read(fields: HyperparameterReader) -> TransformerHyperparameters:
     """Read the hyperparameters. Raises ModelError, also if RoPE does not rotate whole heads."""
-    shared = Transformer.read_shared_fields(fields, interleaved=True, rotates_all=True, own_values=True)
+    shared = TransformerHyperparameters.read_shared_fields(fields, interleaved=True, rotates_all=True, own_values=True)
     if (attention := shared["attention"]).value_dim != attention.head_dim:
         if not fields.has("attention.key_length"):  # value_length or head_count is damaged
             raise fields.make_unsupported_error("attention.value_length must equal attention.key_length")
         lengths = f"keys of dimension {attention.head_dim} and values of {attention.value_dim}"
         fields.oddities.note(f"{lengths}, in a {fields.arch} model")
-    return Transformer(**shared, routing=read_routing(fields))
+    return TransformerHyperparameters(**shared, routing=read_routing(fields))
 
 
-def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
+def forward(b: Builder, w: Weights, h: TransformerHyperparameters) -> Activation:
     return apply_decoder(b, w, h, block, factors=select_rope_factors(b, w, h))
 
 
 def block(
-    b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation, factors: Weight | None
+    b: Builder, w: Weights, h: TransformerHyperparameters, state: PagedState, x: Activation, factors: Weight | None
 ) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
 
 
 TEXT_DEFAULTS = {  # transformers' defaults

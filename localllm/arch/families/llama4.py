@@ -8,7 +8,7 @@ one; the sigmoids of their scores multiply the experts' inputs.
 from collections.abc import Sequence
 
 from localllm.arch.attention import (
-    LocalRopeTransformer,
+    LocalRopeTransformerHyperparameters,
     project_qkv,
     read_local_rope,
     read_windows,
@@ -21,12 +21,12 @@ from localllm.arch.family import (
     Builder,
     HyperparameterReader,
     PagedState,
-    Rope,
+    RopeParameters,
     Weight,
     Weights,
     frozen,
 )
-from localllm.arch.feed_forward import SIGMOID, apply_shared_expert, feed_forward_or_experts, read_routing
+from localllm.arch.feed_forward import SIGMOID, apply_feed_forward_or_experts, apply_shared_expert, read_routing
 
 CHUNK = 8192  # tokens
 TEMPERATURE, TEMPERATURE_LENGTH = 0.1, 8192  # slope and length of scale_by_position
@@ -34,12 +34,12 @@ EXPERTS_OF_MAVERICK = 128  # Maverick normalizes neither queries nor keys
 
 
 @frozen
-class Llama4(LocalRopeTransformer):
+class Llama4Hyperparameters(LocalRopeTransformerHyperparameters):
     """The hyperparameters of Llama 4; attention windows are chunks."""
 
     normed: bool
 
-    def get_rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> RopeParameters | None:
         return self.local_rope if self.windows[layer] or not any(self.windows) else None
 
     def list_states(self) -> Sequence[PagedState]:
@@ -51,16 +51,16 @@ class Llama4(LocalRopeTransformer):
         ]
 
 
-def read(fields: HyperparameterReader) -> Llama4:
+def read(fields: HyperparameterReader) -> Llama4Hyperparameters:
     """Read the hyperparameters. A sliding window of 0 means no chunks, and RoPE in all layers.
 
     Raises ModelError.
     """
-    key, common = "attention.sliding_window", Llama4.read_shared_fields(fields, interleaved=True)
+    key, common = "attention.sliding_window", Llama4Hyperparameters.read_shared_fields(fields, interleaved=True)
     chunk = CHUNK if fields.read_raw(key) is None else fields.read_count(key, 0)
     if chunk not in (0, CHUNK):
         raise fields.make_error(f"{fields.format_key(key)} must be {CHUNK} or 0 (found {chunk})")
-    return Llama4(
+    return Llama4Hyperparameters(
         **common,
         windows=read_windows(fields, period=4, default=chunk),
         local_rope=read_local_rope(fields, common["attention"].rope),
@@ -69,21 +69,29 @@ def read(fields: HyperparameterReader) -> Llama4:
     )
 
 
-def forward(b: Builder, w: Weights, h: Llama4) -> Activation:
+def forward(b: Builder, w: Weights, h: Llama4Hyperparameters) -> Activation:
     return apply_decoder(b, w, h, block, factors=select_rope_factors(b, w, h))
 
 
-def block(b: Builder, w: Weights, h: Llama4, state: PagedState, x: Activation, factors: Weight | None) -> Activation:
+def block(
+    b: Builder, w: Weights, h: Llama4Hyperparameters, state: PagedState, x: Activation, factors: Weight | None
+) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(compute_attention(b, h, state, q, k, v, factors), w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_shared_expert))
 
 
 def compute_attention(
-    b: Builder, h: Llama4, state: PagedState, q: Activation, k: Activation, v: Activation, factors: Weight | None
+    b: Builder,
+    h: Llama4Hyperparameters,
+    state: PagedState,
+    q: Activation,
+    k: Activation,
+    v: Activation,
+    factors: Weight | None,
 ) -> Activation:
-    """Compute the attention of a layer."""
+    """Compute the heads' outputs, with scaled queries in layers without RoPE."""
     if rope := h.get_rope(state.layer):
         q, k = b.rope(q, rope, b.positions, factors), b.rope(k, rope, b.positions, factors)
         if h.normed:

@@ -7,7 +7,15 @@ output depend on the token.
 from collections.abc import Sequence
 
 from localllm.arch.attention import RMS_EPSILON
-from localllm.arch.family import Activation, Builder, HyperparameterReader, Hyperparameters, Recurrent, Weights, frozen
+from localllm.arch.family import (
+    Activation,
+    Builder,
+    HyperparameterReader,
+    Hyperparameters,
+    RecurrentLayerState,
+    Weights,
+    frozen,
+)
 
 
 @frozen
@@ -25,21 +33,21 @@ class MambaSizes:
     rank: int
     normalized: bool
 
-    def get_state(self, layer: int) -> Recurrent:
+    def get_state(self, layer: int) -> RecurrentLayerState:
         """Return a layer's state: the convolution's last inputs, and the columns' states."""
-        return Recurrent(layer, ((self.taps - 1, self.inner), (self.state_size, self.inner)))
+        return RecurrentLayerState(layer, ((self.taps - 1, self.inner), (self.state_size, self.inner)))
 
 
 @frozen
-class Mamba(Hyperparameters):
+class MambaHyperparameters(Hyperparameters):
     selection: MambaSizes
     epsilon: float
 
-    def list_states(self) -> Sequence[Recurrent]:
+    def list_states(self) -> Sequence[RecurrentLayerState]:
         return [self.selection.get_state(layer) for layer in range(self.layers)]
 
 
-def read_selection(fields: HyperparameterReader) -> MambaSizes:
+def read_mamba_sizes(fields: HyperparameterReader) -> MambaSizes:
     """Read the ssm.* keys. Raises ModelError."""
     return MambaSizes(
         inner=fields.read_count("ssm.inner_size"),
@@ -50,15 +58,19 @@ def read_selection(fields: HyperparameterReader) -> MambaSizes:
     )
 
 
-def read(fields: HyperparameterReader) -> Mamba:
-    return Mamba(**fields.read_common(), selection=read_selection(fields), epsilon=fields.read_epsilon(RMS_EPSILON))
+def read(fields: HyperparameterReader) -> MambaHyperparameters:
+    return MambaHyperparameters(
+        **fields.read_common_fields(), selection=read_mamba_sizes(fields), epsilon=fields.read_epsilon(RMS_EPSILON)
+    )
 
 
-def block(b: Builder, w: Weights, h: Mamba, state: Recurrent, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: MambaHyperparameters, state: RecurrentLayerState, x: Activation) -> Activation:
     return b.add(x, apply_mamba(b, w, h.selection, h.epsilon, state, b.rms_norm(x, w.attn_norm, h.epsilon)))
 
 
-def apply_mamba(b: Builder, w: Weights, s: MambaSizes, epsilon: float, state: Recurrent, x: Activation) -> Activation:
+def apply_mamba(
+    b: Builder, w: Weights, s: MambaSizes, epsilon: float, state: RecurrentLayerState, x: Activation
+) -> Activation:
     """Compute the output of a layer without the residual."""
     w.require_biases("ssm_conv1d", "ssm_dt")
     inner, gate = (b.linear(x, part) for part in w.ssm_in.split(s.inner, s.inner))
@@ -69,7 +81,7 @@ def apply_mamba(b: Builder, w: Weights, s: MambaSizes, epsilon: float, state: Re
         of_scan = [b.rms_norm(x, norm, epsilon) for x, norm in zip(of_scan, norms, strict=True)]
     steps, keys, queries = of_scan
     steps = b.softplus(b.linear(steps, w.ssm_dt))
-    y = b.selective_scan(inner, steps, keys, queries, w.require_bare("ssm_a"), w.require_bare("ssm_d"), state)
+    y = b.selective_scan(inner, steps, keys, queries, w.require_exact("ssm_a"), w.require_exact("ssm_d"), state)
     return b.linear(b.swiglu(gate, y), w.ssm_out)
 
 

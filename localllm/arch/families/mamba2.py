@@ -7,7 +7,15 @@ matrix; the output is normalized.
 from collections.abc import Sequence
 
 from localllm.arch.attention import RMS_EPSILON
-from localllm.arch.family import Activation, Builder, HyperparameterReader, Hyperparameters, Recurrent, Weights, frozen
+from localllm.arch.family import (
+    Activation,
+    Builder,
+    HyperparameterReader,
+    Hyperparameters,
+    RecurrentLayerState,
+    Weights,
+    frozen,
+)
 from localllm.arch.recurrent_verbs import HeadState
 
 
@@ -31,22 +39,22 @@ class Mamba2Sizes:
         """The widths of the convolution's inputs: the values, and B and C, which act as keys and queries."""
         return self.inner, self.groups * self.state_size, self.groups * self.state_size
 
-    def get_state(self, layer: int) -> Recurrent:
+    def get_state(self, layer: int) -> RecurrentLayerState:
         """Return a layer's state: the convolutions' last inputs, and the heads' states."""
         windows = [(self.taps - 1, columns) for columns in self.parts]
-        return Recurrent(layer, (*windows, (self.heads, self.state_size, self.inner // self.heads)))
+        return RecurrentLayerState(layer, (*windows, (self.heads, self.state_size, self.inner // self.heads)))
 
 
 @frozen
-class Mamba2(Hyperparameters):
+class Mamba2Hyperparameters(Hyperparameters):
     space: Mamba2Sizes
     epsilon: float
 
-    def list_states(self) -> Sequence[Recurrent]:
+    def list_states(self) -> Sequence[RecurrentLayerState]:
         return [self.space.get_state(layer) for layer in range(self.layers)]
 
 
-def read_state_space(fields: HyperparameterReader) -> Mamba2Sizes:
+def read_mamba2_sizes(fields: HyperparameterReader) -> Mamba2Sizes:
     """Read the ssm.* keys. Raises ModelError."""
     inner, heads = fields.read_count("ssm.inner_size"), fields.read_count("ssm.time_step_rank")
     groups = fields.read_count("ssm.group_count")
@@ -58,16 +66,18 @@ def read_state_space(fields: HyperparameterReader) -> Mamba2Sizes:
     return Mamba2Sizes(inner, heads, groups, fields.read_count("ssm.state_size"), fields.read_count("ssm.conv_kernel"))
 
 
-def read(fields: HyperparameterReader) -> Mamba2:
-    return Mamba2(**fields.read_common(), space=read_state_space(fields), epsilon=fields.read_epsilon(RMS_EPSILON))
+def read(fields: HyperparameterReader) -> Mamba2Hyperparameters:
+    return Mamba2Hyperparameters(
+        **fields.read_common_fields(), space=read_mamba2_sizes(fields), epsilon=fields.read_epsilon(RMS_EPSILON)
+    )
 
 
-def block(b: Builder, w: Weights, h: Mamba2, state: Recurrent, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: Mamba2Hyperparameters, state: RecurrentLayerState, x: Activation) -> Activation:
     return b.add(x, apply_mamba2(b, w, h.space, h.epsilon, state, b.rms_norm(x, w.attn_norm, h.epsilon)))
 
 
 def apply_mamba2(
-    b: Builder, w: Weights, space: Mamba2Sizes, epsilon: float, state: Recurrent, x: Activation
+    b: Builder, w: Weights, space: Mamba2Sizes, epsilon: float, state: RecurrentLayerState, x: Activation
 ) -> Activation:
     """Compute the output of a layer without the residual."""
     w.require_biases("ssm_conv1d", "ssm_dt")
@@ -76,8 +86,8 @@ def apply_mamba2(
     inner, keys, queries = (b.convolve(part, weight, state, number) for number, (part, weight) in convolutions)
     steps = b.softplus(steps, w.get_bias("ssm_dt"))
     rates, skip = (
-        w.require_bare("ssm_a").require_shape(space.heads, 1),
-        w.require_bare("ssm_d").require_shape(space.heads, 1),
+        w.require_exact("ssm_a").require_shape(space.heads, 1),
+        w.require_exact("ssm_d").require_shape(space.heads, 1),
     )
     heads = HeadState(state, 3, rates, space.groups, space.heads // space.groups)
     y = b.state_space(inner, steps, keys, queries, skip, heads)

@@ -1,23 +1,25 @@
 """Mellum 2 (JetBrains 2026): Qwen 3 MoE with a sliding window, and unscaled RoPE, in three layers of four."""
 
-from localllm.arch.attention import WindowedTransformer, read_windows
+from localllm.arch.attention import WindowedTransformerHyperparameters, read_windows
 from localllm.arch.families.qwen3 import forward
-from localllm.arch.family import HyperparameterReader, Rope, frozen
+from localllm.arch.family import HyperparameterReader, RopeParameters, frozen
 from localllm.arch.feed_forward import read_routing
 
 __all__ = ["forward", "read"]
 
 
 @frozen
-class Mellum(WindowedTransformer):
-    def get_rope(self, layer: int) -> Rope | None:
+class MellumHyperparameters(WindowedTransformerHyperparameters):
+    def get_rope(self, layer: int) -> RopeParameters | None:
         rope = self.attention.rope
         return rope.remove_scaling(rope.base) if self.windows[layer] else rope
 
 
-def read(fields: HyperparameterReader) -> Mellum:
-    shared = Mellum.read_shared_fields(fields, interleaved=False)
-    return Mellum(**shared, windows=read_windows(fields, period=4, default=0), routing=read_routing(fields))
+def read(fields: HyperparameterReader) -> MellumHyperparameters:
+    shared = MellumHyperparameters.read_shared_fields(fields, interleaved=False)
+    return MellumHyperparameters(
+        **shared, windows=read_windows(fields, period=4, default=0), routing=read_routing(fields)
+    )
 
 
 CHECKPOINTS = {

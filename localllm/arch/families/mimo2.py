@@ -7,15 +7,15 @@ whose scores are sigmoids.
 
 from collections.abc import Sequence
 
-from localllm.arch.attention import LocalRopeTransformer, attend, read_windows
+from localllm.arch.attention import LocalRopeTransformerHyperparameters, attend, read_windows
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights, frozen
-from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_routing
+from localllm.arch.feed_forward import SIGMOID, apply_feed_forward_or_experts, read_routing
 from localllm.arch.rope import read_base
 
 
 @frozen
-class MiMo2(LocalRopeTransformer):
+class MiMo2Hyperparameters(LocalRopeTransformerHyperparameters):
     value_dim: int
     value_scale: float
 
@@ -27,12 +27,12 @@ class MiMo2(LocalRopeTransformer):
         ]
 
 
-def read(fields: HyperparameterReader) -> MiMo2:
-    shared = MiMo2.read_shared_fields(fields, interleaved=False, own_values=True)
+def read(fields: HyperparameterReader) -> MiMo2Hyperparameters:
+    shared = MiMo2Hyperparameters.read_shared_fields(fields, interleaved=False, own_values=True)
     rope = shared["attention"].rope
     if rope.yarn or rope.by_factors:
         raise fields.make_unsupported_error(f"{fields.format_key('rope.scaling.type')} must be linear or none")
-    return MiMo2(
+    return MiMo2Hyperparameters(
         **shared,
         windows=read_windows(fields, period=None)[: shared["layers"]],
         local_rope=rope.remove_scaling(read_base(fields, "rope.freq_base_swa", 10000.0)),
@@ -42,12 +42,12 @@ def read(fields: HyperparameterReader) -> MiMo2:
     )
 
 
-def forward(b: Builder, w: Weights, h: MiMo2) -> Activation:
+def forward(b: Builder, w: Weights, h: MiMo2Hyperparameters) -> Activation:
     w.require("output")
     return apply_decoder(b, w, h, block)
 
 
-def block(b: Builder, w: Weights, h: MiMo2, state: PagedState, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: MiMo2Hyperparameters, state: PagedState, x: Activation) -> Activation:
     y, kv_heads = b.rms_norm(x, w.attn_norm, h.epsilon), state.kv_heads
     if fused := w.get("attn_qkv"):
         rows = h.attention.heads[state.layer] * state.key_dim
@@ -58,7 +58,7 @@ def block(b: Builder, w: Weights, h: MiMo2, state: PagedState, x: Activation) ->
     sinks = w.get("attn_sinks", by_layer=state.window is None)
     y = attend(b, h, state, q, k, v, sinks=sinks)
     x = b.add(x, b.scale(b.linear(y, w.attn_output), h.value_scale))
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
 
 
 CHECKPOINTS = {

@@ -5,7 +5,7 @@ embeddings, sublayers' outputs and logits, as in MiniCPM, but files do not conta
 """
 
 from localllm.arch.decoder import apply_decoder
-from localllm.arch.families.deepseek2 import DeepSeek2, attend_to_keys
+from localllm.arch.families.deepseek2 import DeepSeek2Hyperparameters, attend_to_keys
 from localllm.arch.families.plm import read as read_latent
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weight, Weights
 from localllm.arch.feed_forward import apply_gated_feed_forward
@@ -13,19 +13,21 @@ from localllm.arch.feed_forward import apply_gated_feed_forward
 EMBEDDING_SCALE, DEPTH_SCALE, WIDTH = 12.0, 1.4, 256  # logits are scaled by WIDTH to the model's width
 
 
-def read(fields: HyperparameterReader) -> DeepSeek2:
+def read(fields: HyperparameterReader) -> DeepSeek2Hyperparameters:
     return read_latent(fields, interleaved=False)
 
 
-def forward(b: Builder, w: Weights, h: DeepSeek2) -> Activation:
+def forward(b: Builder, w: Weights, h: DeepSeek2Hyperparameters) -> Activation:
     x, factors = b.scale(b.embed(w.token_embd, b.ids), EMBEDDING_SCALE), None
     if w.get("rope_factors_short") or w.get("rope_factors_long"):
         short, long = w.rope_factors_short, w.rope_factors_long
-        factors = b.by_context(short, long.require_shape(*short.shape), h.rope.original_context)
+        factors = b.select_by_context(short, long.require_shape(*short.shape), h.rope.original_context)
     return b.scale(apply_decoder(b, w, h, block, x, factors=factors), WIDTH / h.width)
 
 
-def block(b: Builder, w: Weights, h: DeepSeek2, state: PagedState, x: Activation, factors: Weight | None) -> Activation:
+def block(
+    b: Builder, w: Weights, h: DeepSeek2Hyperparameters, state: PagedState, x: Activation, factors: Weight | None
+) -> Activation:
     scale = DEPTH_SCALE / h.layers**0.5
     y = attend_to_keys(b, w, h, state, b.rms_norm(x, w.attn_norm, h.epsilon), factors)
     x = b.add(x, b.scale(b.linear(y, w.attn_output), scale))

@@ -7,14 +7,22 @@ router's scores are a softmax.
 
 from collections.abc import Sequence
 
-from localllm.arch.attention import Transformer, attend
-from localllm.arch.families.qwen35 import read_attends
-from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Recurrent, Weights, frozen
+from localllm.arch.attention import TransformerHyperparameters, attend
+from localllm.arch.families.qwen35 import read_attention_layers
+from localllm.arch.family import (
+    Activation,
+    Builder,
+    HyperparameterReader,
+    PagedState,
+    RecurrentLayerState,
+    Weights,
+    frozen,
+)
 from localllm.arch.feed_forward import apply_mixture_of_experts, read_routing
 
 
 @frozen
-class MiniMax01(Transformer):
+class MiniMax01Hyperparameters(TransformerHyperparameters):
     """The hyperparameters of MiniMax-01.
 
     Attributes:
@@ -24,10 +32,12 @@ class MiniMax01(Transformer):
     attends: tuple[bool, ...]
     residual_scale: float
 
-    def list_states(self) -> Sequence[PagedState | Recurrent]:  # type: ignore[override]
+    def list_states(self) -> Sequence[PagedState | RecurrentLayerState]:  # type: ignore[override]
         """Return the state of each layer: keys and values, or the heads' matrices."""
         dim = self.attention.head_dim
-        recurrent = [Recurrent(layer, ((heads, dim, dim),)) for layer, heads in enumerate(self.attention.heads)]
+        recurrent = [
+            RecurrentLayerState(layer, ((heads, dim, dim),)) for layer, heads in enumerate(self.attention.heads)
+        ]
         return [state if self.attends[state.layer] else recurrent[state.layer] for state in super().list_states()]
 
     def compute_slopes(self, layer: int) -> list[float]:
@@ -37,23 +47,27 @@ class MiniMax01(Transformer):
         return [slower * 2 ** (-8 * (head + 1) / heads) for head in range(heads)]
 
 
-def read(fields: HyperparameterReader) -> MiniMax01:
-    shared = MiniMax01.read_shared_fields(fields, interleaved=False)
+def read(fields: HyperparameterReader) -> MiniMax01Hyperparameters:
+    shared = MiniMax01Hyperparameters.read_shared_fields(fields, interleaved=False)
     routing = read_routing(fields)
     if routing is None:
         raise fields.make_error(f"{fields.format_key('expert_count')} is missing")
-    attends = read_attends(fields, shared["layers"], interval=8)
-    return MiniMax01(**shared, routing=routing, attends=attends, residual_scale=fields.read_factor("residual_scale"))
+    attends = read_attention_layers(fields, shared["layers"], interval=8)
+    return MiniMax01Hyperparameters(
+        **shared, routing=routing, attends=attends, residual_scale=fields.read_factor("residual_scale")
+    )
 
 
-def block(b: Builder, w: Weights, h: MiniMax01, state: PagedState | Recurrent, x: Activation) -> Activation:
+def block(
+    b: Builder, w: Weights, h: MiniMax01Hyperparameters, state: PagedState | RecurrentLayerState, x: Activation
+) -> Activation:
     """Apply one layer: attention or lightning attention, then experts.
 
     Each output is added to its input.
     """
     assert h.routing is not None
     x = b.rms_norm(x, w.attn_norm, h.epsilon)
-    if isinstance(state, Recurrent):
+    if isinstance(state, RecurrentLayerState):
         y = apply_lightning_attention(b, w, h, state, x)
     else:
         q, k, v = (b.linear(x, matrix) for matrix in (w.attn_q, w.attn_k, w.attn_v))
@@ -63,7 +77,9 @@ def block(b: Builder, w: Weights, h: MiniMax01, state: PagedState | Recurrent, x
     return b.add(apply_mixture_of_experts(b, w, h.routing, x, b.swiglu), b.scale(x, h.residual_scale))
 
 
-def apply_lightning_attention(b: Builder, w: Weights, h: MiniMax01, state: Recurrent, x: Activation) -> Activation:
+def apply_lightning_attention(
+    b: Builder, w: Weights, h: MiniMax01Hyperparameters, state: RecurrentLayerState, x: Activation
+) -> Activation:
     """Compute the heads' outputs, normalized and gated. Queries, keys and values are ordered head by head."""
     ((heads, dim, _),) = state.shapes
     every = b.linear(x, w.attn_qkv.require_shape(3 * heads * dim, h.width))

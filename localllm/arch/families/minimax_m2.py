@@ -4,21 +4,21 @@ Unlike OLMoE: RoPE rotates a part of a head; the router's scores are sigmoids, w
 weights are normalized.
 """
 
-from localllm.arch.attention import Transformer
+from localllm.arch.attention import TransformerHyperparameters
 from localllm.arch.families import olmoe
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
 from localllm.arch.feed_forward import SIGMOID, SOFTMAX, read_routing
 
 
-def read(fields: HyperparameterReader) -> Transformer:
+def read(fields: HyperparameterReader) -> TransformerHyperparameters:
     function = fields.read_count("expert_gating_func")
     if function not in (SOFTMAX, SIGMOID):
         raise fields.make_value_error("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
-    common = Transformer.read_shared_fields(fields, interleaved=False)
-    return Transformer(**common, routing=read_routing(fields, function))
+    common = TransformerHyperparameters.read_shared_fields(fields, interleaved=False)
+    return TransformerHyperparameters(**common, routing=read_routing(fields, function))
 
 
-def block(b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: TransformerHyperparameters, state: PagedState, x: Activation) -> Activation:
     w.require_biases("exp_probs_b")
     return olmoe.block(b, w, h, state, x)
 

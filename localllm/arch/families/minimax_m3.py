@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from localllm.arch.attention import Transformer, attend, normalize_heads, project_qkv
+from localllm.arch.attention import TransformerHyperparameters, attend, normalize_heads, project_qkv
 from localllm.arch.families.gpt_oss import LIMIT, SHARPNESS
 from localllm.arch.family import Activation, Builder, HyperparameterReader, LatentState, PagedState, Weights, frozen
-from localllm.arch.feed_forward import apply_shared_expert, feed_forward_or_experts, read_own_routing
+from localllm.arch.feed_forward import apply_feed_forward_or_experts, apply_shared_expert, read_file_routing
 
 
 @frozen
-class MiniMaxM3(Transformer):
+class MiniMaxM3Hyperparameters(TransformerHyperparameters):
     """The hyperparameters of MiniMax M3.
 
     Attributes:
@@ -43,17 +43,17 @@ class MiniMaxM3(Transformer):
         return LatentState(layer, self.index_dim, self.index_dim, is_index=True) if layer >= self.dense else None
 
 
-def read(fields: HyperparameterReader) -> MiniMaxM3:
-    common = Transformer.read_shared_fields(fields, interleaved=False)
+def read(fields: HyperparameterReader) -> MiniMaxM3Hyperparameters:
+    common = TransformerHyperparameters.read_shared_fields(fields, interleaved=False)
     names = ("head_count", "key_length", "top_k", "block_size", "local_blocks")
     heads, dim, blocks, block, local = (fields.read_count(f"attention.indexer.{name}") for name in names)
     dense, dims = fields.read_count("leading_dense_block_count", 0), common["attention"].rope.dims
     if {*common["attention"].kv_heads} != {heads} or dim < dims or local > blocks:
         problem = f"attention.indexer: head_count {heads}, key_length {dim}, top_k {blocks} and local_blocks {local}"
         raise fields.make_error(f"{problem} are inconsistent")
-    return MiniMaxM3(
+    return MiniMaxM3Hyperparameters(
         **common,
-        routing=read_own_routing(fields, None),
+        routing=read_file_routing(fields, None),
         dense=dense,
         index_dim=dim,
         blocks=blocks,
@@ -62,7 +62,7 @@ def read(fields: HyperparameterReader) -> MiniMaxM3:
     )
 
 
-def block(b: Builder, w: Weights, h: MiniMaxM3, state: PagedState, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: MiniMaxM3Hyperparameters, state: PagedState, x: Activation) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = project_qkv(b, w, h, state.layer, y)
     selected = None
@@ -72,11 +72,12 @@ def block(b: Builder, w: Weights, h: MiniMaxM3, state: PagedState, x: Activation
     y = attend(b, h, state, *normalize_heads(b, w, h, q, k), v, chosen=selected)
     x, gate = b.add(x, b.linear(y, w.attn_output)), partial(b.swiglu_limited, sharpness=SHARPNESS, limit=LIMIT)
     return b.add(
-        x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), gate, apply_shared_expert)
+        x,
+        apply_feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), gate, apply_shared_expert),
     )
 
 
-def select_blocks(b: Builder, w: Weights, h: MiniMaxM3, index: LatentState, x: Activation) -> Activation:
+def select_blocks(b: Builder, w: Weights, h: MiniMaxM3Hyperparameters, index: LatentState, x: Activation) -> Activation:
     """Select the keys that the heads attend to."""
 
     def heads(name: str) -> Activation:

@@ -4,14 +4,14 @@ Unlike llama: scores decrease with distance (ALiBi), or a table of positions is 
 RoPE; layer norms; GELU without a gate; queries, keys and values from one matrix, which may be clamped and normalized.
 """
 
-from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, project_qkv
+from localllm.arch.attention import LAYER_EPSILON, TransformerHyperparameters, attend, project_qkv
 from localllm.arch.decoder import apply_decoder
-from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weights, frozen
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, RopeParameters, Weights, frozen
 from localllm.arch.feed_forward import apply_ungated_feed_forward
 
 
 @frozen
-class MPT(Transformer):
+class MPTHyperparameters(TransformerHyperparameters):
     """The hyperparameters of MPT.
 
     Attributes:
@@ -22,24 +22,24 @@ class MPT(Transformer):
     limit: float
     alibi_bias: float
 
-    def get_rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> RopeParameters | None:
         return None
 
 
-def read(fields: HyperparameterReader) -> MPT:
-    shared = MPT.read_shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
+def read(fields: HyperparameterReader) -> MPTHyperparameters:
+    shared = MPTHyperparameters.read_shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
     limit, bias = fields.read_number("attention.clamp_kqv", 0.0), fields.read_number("attention.max_alibi_bias")
-    return MPT(**shared, limit=limit, alibi_bias=bias)
+    return MPTHyperparameters(**shared, limit=limit, alibi_bias=bias)
 
 
-def forward(b: Builder, w: Weights, h: MPT) -> Activation:
+def forward(b: Builder, w: Weights, h: MPTHyperparameters) -> Activation:
     x = b.embed(w.token_embd, b.ids)
     if table := w.get("position_embd"):
         x = b.add(x, b.embed_positions(table, b.positions))
     return apply_decoder(b, w, h, block, x, lambda x: b.layer_norm(x, w.output_norm, h.epsilon))
 
 
-def block(b: Builder, w: Weights, h: MPT, state: PagedState, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: MPTHyperparameters, state: PagedState, x: Activation) -> Activation:
     heads = project_qkv(b, w, h, state.layer, b.layer_norm(x, w.attn_norm, h.epsilon))
     q, k, v = [b.clamp(y, h.limit) for y in heads] if h.limit else heads
     if w.get("attn_q_norm"):

@@ -5,9 +5,15 @@ embeddings, and the outputs of attention and feed-forward network are normalized
 have a factor and a soft cap.
 """
 
-from localllm.arch.attention import LocalRopeTransformer, attend, normalize_heads, project_qkv, read_windows
+from localllm.arch.attention import (
+    LocalRopeTransformerHyperparameters,
+    attend,
+    normalize_heads,
+    project_qkv,
+    read_windows,
+)
 from localllm.arch.decoder import apply_decoder
-from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weights, frozen
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, RopeParameters, Weights, frozen
 from localllm.arch.feed_forward import apply_gated_feed_forward
 from localllm.arch.rope import read_base
 
@@ -15,7 +21,7 @@ BEHIND = 1e-8  # epsilon of the norms after attention and feed-forward network
 
 
 @frozen
-class MuseGlimmer(LocalRopeTransformer):
+class MuseGlimmerHyperparameters(LocalRopeTransformerHyperparameters):
     """The hyperparameters of Muse Glimmer.
 
     Attributes:
@@ -25,16 +31,16 @@ class MuseGlimmer(LocalRopeTransformer):
     logit_scale: float
     logit_softcap: float
 
-    def get_rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> RopeParameters | None:
         return self.local_rope if self.windows[layer] else None
 
 
-def read(fields: HyperparameterReader) -> MuseGlimmer:
-    shared = MuseGlimmer.read_shared_fields(fields, interleaved=True)
+def read(fields: HyperparameterReader) -> MuseGlimmerHyperparameters:
+    shared = MuseGlimmerHyperparameters.read_shared_fields(fields, interleaved=True)
     rope = shared["attention"].rope
     if rope.yarn or rope.by_factors:
         raise fields.make_unsupported_error(f"{fields.format_key('rope.scaling.type')} must be linear or none")
-    return MuseGlimmer(
+    return MuseGlimmerHyperparameters(
         **shared,
         windows=read_windows(fields, period=4),
         local_rope=rope.remove_scaling(read_base(fields, "rope.freq_base_swa", rope.base)),
@@ -43,13 +49,13 @@ def read(fields: HyperparameterReader) -> MuseGlimmer:
     )
 
 
-def forward(b: Builder, w: Weights, h: MuseGlimmer) -> Activation:
+def forward(b: Builder, w: Weights, h: MuseGlimmerHyperparameters) -> Activation:
     x = b.rms_norm(b.embed(w.token_embd, b.ids), None, h.epsilon)
     logits = b.scale(apply_decoder(b, w, h, block, x), h.logit_scale)
     return b.softcap(logits, h.logit_softcap) if h.logit_softcap else logits
 
 
-def block(b: Builder, w: Weights, h: MuseGlimmer, state: PagedState, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: MuseGlimmerHyperparameters, state: PagedState, x: Activation) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = project_qkv(b, w, h, state.layer, y)
     q, k = normalize_heads(b, w, h, q, k)

@@ -6,7 +6,7 @@ Each pass has keys and values of its own; the final norm is applied between two 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from localllm.arch.attention import Transformer, select_rope_factors
+from localllm.arch.attention import TransformerHyperparameters, select_rope_factors
 from localllm.arch.families import llama
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights, frozen
 
@@ -14,7 +14,7 @@ MOST_LOOPS = 64  # maximum; real models have 2
 
 
 @frozen
-class Nanbeige(Transformer):
+class NanbeigeHyperparameters(TransformerHyperparameters):
     """The hyperparameters of Nanbeige; attention lists the heads of all layers of all passes."""
 
     loops: int
@@ -26,14 +26,14 @@ class Nanbeige(Transformer):
         return [PagedState(place, kv_heads, a.head_dim, a.head_dim) for place, kv_heads in enumerate(a.kv_heads)]
 
 
-def read(fields: HyperparameterReader) -> Nanbeige:
+def read(fields: HyperparameterReader) -> NanbeigeHyperparameters:
     h, loops = llama.read(fields), fields.read_integer("num_loops", 1, 1, MOST_LOOPS)
     attention = replace(h.attention, heads=h.attention.heads * loops, kv_heads=h.attention.kv_heads * loops)
     skips_norm = fields.read_flag("skip_loop_final_norm", False)
-    return Nanbeige(**{**vars(h), "attention": attention}, loops=loops, skips_norm=skips_norm)
+    return NanbeigeHyperparameters(**{**vars(h), "attention": attention}, loops=loops, skips_norm=skips_norm)
 
 
-def forward(b: Builder, w: Weights, h: Nanbeige) -> Activation:
+def forward(b: Builder, w: Weights, h: NanbeigeHyperparameters) -> Activation:
     x, factors = b.embed(w.token_embd, b.ids), select_rope_factors(b, w, h)
     for state in h.list_states():
         loop, layer = divmod(state.layer, h.layers)

@@ -6,44 +6,60 @@ Experts, which may read and write fewer columns, are added to a shared one.
 
 from collections.abc import Sequence
 
-from localllm.arch.attention import LAYER_EPSILON, RMS_EPSILON, Transformer, attend, project_qkv, read_attention
+from localllm.arch.attention import (
+    LAYER_EPSILON,
+    RMS_EPSILON,
+    TransformerHyperparameters,
+    attend,
+    project_qkv,
+    read_attention,
+)
 from localllm.arch.decoder import compute_logits
-from localllm.arch.families.mamba2 import Mamba2Sizes, apply_mamba2, read_state_space
-from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Recurrent, Rope, Weights, frozen
+from localllm.arch.families.mamba2 import Mamba2Sizes, apply_mamba2, read_mamba2_sizes
+from localllm.arch.family import (
+    Activation,
+    Builder,
+    HyperparameterReader,
+    PagedState,
+    RecurrentLayerState,
+    RopeParameters,
+    Weights,
+    frozen,
+)
 from localllm.arch.feed_forward import SIGMOID, apply_ungated_feed_forward, read_routing
 from localllm.arch.verbs import Routing
 
 
 @frozen
-class NemotronH(Transformer):
+class NemotronHHyperparameters(TransformerHyperparameters):
     space: Mamba2Sizes
     feeds: tuple[bool, ...]  # by layer, whether it is a feed-forward network
     narrow: int  # width of the experts' inputs and outputs, 0 for the model's width
 
-    def get_rope(self, layer: int) -> Rope | None:
+    def get_rope(self, layer: int) -> RopeParameters | None:
         return None
 
-    def list_states(self) -> Sequence[PagedState | Recurrent]:  # type: ignore[override]
+    def list_states(self) -> Sequence[PagedState | RecurrentLayerState]:  # type: ignore[override]
         """Return the states of attention layers and of Mamba 2's; the other layers have none."""
         mixers = [state for state in super().list_states() if not self.feeds[state.layer]]
         return [state if state.kv_heads else self.space.get_state(state.layer) for state in mixers]
 
 
-def read(fields: HyperparameterReader) -> NemotronH:
+def read(fields: HyperparameterReader) -> NemotronHHyperparameters:
     normalized = fields.read_flag("expert_weights_norm", False)
     scale = fields.read_number("expert_weights_scale", 0.0) or 1.0
-    return NemotronH(
-        **fields.read_common(),
+    return NemotronHHyperparameters(
+        **fields.read_common_fields(),
         attention=read_attention(fields, interleaved=False, every_layer=False),
         epsilon=fields.read_epsilon(RMS_EPSILON if fields.has(RMS_EPSILON) else LAYER_EPSILON),
         routing=read_routing(fields, SIGMOID, normalized, scale),
-        space=read_state_space(fields),
+        space=read_mamba2_sizes(fields),
         feeds=tuple(length > 0 for length in fields.read_counts("feed_forward_length", fields.read_layer_count(), 0)),
         narrow=fields.read_count("moe_latent_size", 0),
     )
 
 
-def forward(b: Builder, w: Weights, h: NemotronH) -> Activation:
+def forward(b: Builder, w: Weights, h: NemotronHHyperparameters) -> Activation:
     x, states = b.embed(w.token_embd, b.ids), {state.layer: state for state in h.list_states()}
     for layer in range(h.layers):
         block = w.get_layer(layer)
@@ -52,10 +68,10 @@ def forward(b: Builder, w: Weights, h: NemotronH) -> Activation:
 
 
 def apply_mixer(
-    b: Builder, w: Weights, h: NemotronH, state: PagedState | Recurrent | None, x: Activation
+    b: Builder, w: Weights, h: NemotronHHyperparameters, state: PagedState | RecurrentLayerState | None, x: Activation
 ) -> Activation:
     """Compute the output of a layer without the residual."""
-    if isinstance(state, Recurrent):
+    if isinstance(state, RecurrentLayerState):
         w.require("ssm_norm")
         return apply_mamba2(b, w, h.space, h.epsilon, state, x)
     if state:
@@ -67,7 +83,9 @@ def apply_mixer(
     )
 
 
-def apply_experts_and_shared(b: Builder, w: Weights, h: NemotronH, routing: Routing, x: Activation) -> Activation:
+def apply_experts_and_shared(
+    b: Builder, w: Weights, h: NemotronHHyperparameters, routing: Routing, x: Activation
+) -> Activation:
     """Apply each token's experts and the shared one."""
     w.require_biases("exp_probs_b")
     choice = b.route(b.linear(x, w.ffn_gate_inp), routing, w.get_bias("exp_probs_b"))

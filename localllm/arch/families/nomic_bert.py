@@ -8,28 +8,30 @@ layer has experts without a gate, whose weights are not normalized.
 """
 
 from localllm.arch.decoder import pool_texts
-from localllm.arch.encoder import Encoder, embed_tokens, read_encoder_fields
+from localllm.arch.encoder import EncoderHyperparameters, embed_tokens, read_encoder_fields
 from localllm.arch.families.bert import OTHER_HEADS, apply_attention
 from localllm.arch.family import Activation, Builder, HyperparameterReader, Weights
 from localllm.arch.feed_forward import apply_gated_feed_forward, apply_ungated_feed_forward, read_routing
 from localllm.arch.verbs import Routing
 
 
-def read(fields: HyperparameterReader) -> Encoder:
+def read(fields: HyperparameterReader) -> EncoderHyperparameters:
     scale = fields.read_number("expert_weights_scale", 0.0) or 1.0
-    return Encoder(**read_encoder_fields(fields), routing=read_routing(fields, normalized=False, scale=scale))
+    return EncoderHyperparameters(
+        **read_encoder_fields(fields), routing=read_routing(fields, normalized=False, scale=scale)
+    )
 
 
-def forward(b: Builder, w: Weights, h: Encoder) -> Activation:
+def forward(b: Builder, w: Weights, h: EncoderHyperparameters) -> Activation:
     x = b.layer_norm(embed_tokens(b, w), w.token_embd_norm, h.epsilon)
     for state in h.list_states():
         layer = w.get_layer(state.layer)
         x = apply_attention(b, layer, h, state, x)
-        x = b.layer_norm(b.add(feed_forward(b, layer, h, x), x), layer.layer_output_norm, h.epsilon)
+        x = b.layer_norm(b.add(apply_feed_forward(b, layer, h, x), x), layer.layer_output_norm, h.epsilon)
     return pool_texts(b, w, h, x)
 
 
-def feed_forward(b: Builder, w: Weights, h: Encoder, x: Activation) -> Activation:
+def apply_feed_forward(b: Builder, w: Weights, h: EncoderHyperparameters, x: Activation) -> Activation:
     """Apply the layer's network: gated, ungated or experts."""
     if h.routing and w.get("ffn_gate_inp", by_layer=True):
         return apply_mixture(b, w, h.routing, x)

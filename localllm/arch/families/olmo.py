@@ -3,14 +3,14 @@
 Unlike llama: layer norms without weights; queries, keys and values may be clamped.
 """
 
-from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, project_qkv
+from localllm.arch.attention import LAYER_EPSILON, TransformerHyperparameters, attend, project_qkv
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights, frozen
 from localllm.arch.feed_forward import apply_gated_feed_forward
 
 
 @frozen
-class OLMo(Transformer):
+class OLMoHyperparameters(TransformerHyperparameters):
     """The hyperparameters of OLMo.
 
     Attributes:
@@ -20,16 +20,16 @@ class OLMo(Transformer):
     limit: float
 
 
-def read(fields: HyperparameterReader) -> OLMo:
-    shared = OLMo.read_shared_fields(fields, interleaved=True, epsilon=LAYER_EPSILON)
-    return OLMo(**shared, limit=fields.read_number("attention.clamp_kqv", 0.0))
+def read(fields: HyperparameterReader) -> OLMoHyperparameters:
+    shared = OLMoHyperparameters.read_shared_fields(fields, interleaved=True, epsilon=LAYER_EPSILON)
+    return OLMoHyperparameters(**shared, limit=fields.read_number("attention.clamp_kqv", 0.0))
 
 
-def forward(b: Builder, w: Weights, h: OLMo) -> Activation:
+def forward(b: Builder, w: Weights, h: OLMoHyperparameters) -> Activation:
     return apply_decoder(b, w, h, block, norm=lambda x: b.layer_norm(x, None, h.epsilon))
 
 
-def block(b: Builder, w: Weights, h: OLMo, state: PagedState, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: OLMoHyperparameters, state: PagedState, x: Activation) -> Activation:
     heads = project_qkv(b, w, h, state.layer, b.layer_norm(x, None, h.epsilon))
     q, k, v = (b.clamp(y, h.limit) for y in heads) if h.limit else heads
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))

@@ -5,24 +5,24 @@ all heads; rotated pairs are half a head apart. In OLMo 3, three of four layers 
 scaling.
 """
 
-from localllm.arch.attention import WindowedTransformer, attend, project_qkv, read_windows
-from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weights, frozen
+from localllm.arch.attention import WindowedTransformerHyperparameters, attend, project_qkv, read_windows
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, RopeParameters, Weights, frozen
 from localllm.arch.feed_forward import apply_gated_feed_forward
 
 
 @frozen
-class OLMo2(WindowedTransformer):
-    def get_rope(self, layer: int) -> Rope:
+class OLMo2Hyperparameters(WindowedTransformerHyperparameters):
+    def get_rope(self, layer: int) -> RopeParameters:
         rope = self.attention.rope
         return rope.remove_scaling(rope.base) if self.windows[layer] else rope
 
 
-def read(fields: HyperparameterReader) -> OLMo2:
-    shared = OLMo2.read_shared_fields(fields, interleaved=False)
-    return OLMo2(**shared, windows=read_windows(fields, period=4, default=0))
+def read(fields: HyperparameterReader) -> OLMo2Hyperparameters:
+    shared = OLMo2Hyperparameters.read_shared_fields(fields, interleaved=False)
+    return OLMo2Hyperparameters(**shared, windows=read_windows(fields, period=4, default=0))
 
 
-def block(b: Builder, w: Weights, h: OLMo2, state: PagedState, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: OLMo2Hyperparameters, state: PagedState, x: Activation) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, x)
     q, k = b.rms_norm(q, w.attn_q_norm, h.epsilon), b.rms_norm(k, w.attn_k_norm, h.epsilon)
     y = b.linear(attend(b, h, state, q, k, v), w.attn_output)

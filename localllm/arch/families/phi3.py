@@ -4,15 +4,15 @@ Unlike llama: fused projections; rotated pairs are half a head apart, or only a 
 Windows are ignored, as in llama.cpp, because files have wrong values.
 """
 
-from localllm.arch.attention import Transformer
+from localllm.arch.attention import TransformerHyperparameters
 from localllm.arch.families.llama import forward
 from localllm.arch.family import HyperparameterReader
 
 __all__ = ["forward", "read"]
 
 
-def read(fields: HyperparameterReader) -> Transformer:
-    return Transformer(**Transformer.read_shared_fields(fields, interleaved=False))
+def read(fields: HyperparameterReader) -> TransformerHyperparameters:
+    return TransformerHyperparameters(**TransformerHyperparameters.read_shared_fields(fields, interleaved=False))
 
 
 CHECKPOINTS = {

@@ -4,30 +4,32 @@ Unlike Phi 3: biases, also of the norms; experts. As in llama.cpp, for which the
 and the weights of the two used experts are normalized.
 """
 
-from localllm.arch.attention import Transformer, attend, project_qkv, select_rope_factors
+from localllm.arch.attention import TransformerHyperparameters, attend, project_qkv, select_rope_factors
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weight, Weights
 from localllm.arch.feed_forward import apply_mixture_of_experts, read_routing
 
 
-def read(fields: HyperparameterReader) -> Transformer:
-    return Transformer(**Transformer.read_shared_fields(fields, interleaved=False), routing=read_routing(fields))
+def read(fields: HyperparameterReader) -> TransformerHyperparameters:
+    return TransformerHyperparameters(
+        **TransformerHyperparameters.read_shared_fields(fields, interleaved=False), routing=read_routing(fields)
+    )
 
 
-def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
+def forward(b: Builder, w: Weights, h: TransformerHyperparameters) -> Activation:
     w.require_biases("output_norm", "output")
     norm = lambda x: apply_rms_norm_with_bias(b, h, x, w.output_norm)  # noqa: E731
     return apply_decoder(b, w, h, block, norm=norm, factors=select_rope_factors(b, w, h))
 
 
-def apply_rms_norm_with_bias(b: Builder, h: Transformer, x: Activation, weight: Weight) -> Activation:
+def apply_rms_norm_with_bias(b: Builder, h: TransformerHyperparameters, x: Activation, weight: Weight) -> Activation:
     """Apply an RMS norm, and add a bias."""
     assert weight.bias
     return b.add_vector(b.rms_norm(x, weight, h.epsilon), weight.bias)
 
 
 def block(
-    b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation, factors: Weight | None
+    b: Builder, w: Weights, h: TransformerHyperparameters, state: PagedState, x: Activation, factors: Weight | None
 ) -> Activation:
     w.require_biases("attn_norm", "ffn_norm", "attn_output")
     q, k, v = project_qkv(b, w, h, state.layer, apply_rms_norm_with_bias(b, h, x, w.attn_norm))

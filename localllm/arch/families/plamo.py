@@ -4,17 +4,19 @@ Unlike llama: attention and feed-forward network read the same norm and are adde
 head apart.
 """
 
-from localllm.arch.attention import Transformer, attend, project_qkv
+from localllm.arch.attention import TransformerHyperparameters, attend, project_qkv
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
 from localllm.arch.feed_forward import apply_gated_feed_forward
 
 
-def read(fields: HyperparameterReader) -> Transformer:
+def read(fields: HyperparameterReader) -> TransformerHyperparameters:
     """Read the hyperparameters. Raises ModelError, also if RoPE does not rotate whole heads."""
-    return Transformer(**Transformer.read_shared_fields(fields, interleaved=False, rotates_all=True))
+    return TransformerHyperparameters(
+        **TransformerHyperparameters.read_shared_fields(fields, interleaved=False, rotates_all=True)
+    )
 
 
-def block(b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: TransformerHyperparameters, state: PagedState, x: Activation) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = project_qkv(b, w, h, state.layer, y)
     of_heads = b.linear(attend(b, h, state, q, k, v), w.attn_output)

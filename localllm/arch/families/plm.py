@@ -1,13 +1,13 @@
 """PLM (Deng et al. 2025, arXiv 2503.12167). Like the oldest files of DeepSeek-V2, with a squared ReLU for a gate."""
 
 from localllm.arch.attention import RMS_EPSILON
-from localllm.arch.families.deepseek2 import DeepSeek2, attend_to_keys
+from localllm.arch.families.deepseek2 import DeepSeek2Hyperparameters, attend_to_keys
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
 from localllm.arch.feed_forward import apply_ungated_feed_forward
 from localllm.arch.rope import read_rope
 
 
-def read(fields: HyperparameterReader, interleaved: bool = True) -> DeepSeek2:
+def read(fields: HyperparameterReader, interleaved: bool = True) -> DeepSeek2Hyperparameters:
     dims, heads = fields.read_count("rope.dimension_count"), fields.read_count("attention.head_count")
     usual = fields.read_count("embedding_length") // heads  # default length of a head
     key_dim = fields.read_count("attention.key_length", usual)
@@ -16,8 +16,8 @@ def read(fields: HyperparameterReader, interleaved: bool = True) -> DeepSeek2:
             f"the key dimension {key_dim} must exceed rope.dimension_count {dims}, and attention.head_count_kv be "
             f"{heads}"
         )
-    return DeepSeek2(
-        **fields.read_common(),
+    return DeepSeek2Hyperparameters(
+        **fields.read_common_fields(),
         epsilon=fields.read_epsilon(RMS_EPSILON),
         heads=heads,
         key_dim=key_dim - dims,
@@ -32,7 +32,7 @@ def read(fields: HyperparameterReader, interleaved: bool = True) -> DeepSeek2:
     )
 
 
-def block(b: Builder, w: Weights, h: DeepSeek2, state: PagedState, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: DeepSeek2Hyperparameters, state: PagedState, x: Activation) -> Activation:
     y = attend_to_keys(b, w, h, state, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(y, w.attn_output))
     return b.add(x, apply_ungated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.relu_squared))

@@ -6,7 +6,7 @@ Qwen2-VL, Qwen2.5-VL (arXiv 2409.12191, 2502.13923) and PaddleOCR-VL (2025, with
 
 from dataclasses import replace
 
-from localllm.arch.attention import Transformer
+from localllm.arch.attention import TransformerHyperparameters
 from localllm.arch.families.llama import forward
 from localllm.arch.family import HyperparameterReader
 from localllm.arch.rope import SECTIONS, add_sections
@@ -14,8 +14,8 @@ from localllm.arch.rope import SECTIONS, add_sections
 __all__ = ["forward", "read"]
 
 
-def read(fields: HyperparameterReader) -> Transformer:
-    h = Transformer(**Transformer.read_shared_fields(fields, interleaved=False))
+def read(fields: HyperparameterReader) -> TransformerHyperparameters:
+    h = TransformerHyperparameters(**TransformerHyperparameters.read_shared_fields(fields, interleaved=False))
     if fields.arch not in ("qwen2vl", "paddleocr"):
         return h
     if fields.read_raw(SECTIONS) is None:

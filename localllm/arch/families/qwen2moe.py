@@ -3,19 +3,19 @@
 Unlike Qwen 2: experts, whose weights are not normalized, and a shared one, whose output is gated.
 """
 
-from localllm.arch.attention import Transformer, attend, project_qkv
+from localllm.arch.attention import TransformerHyperparameters, attend, project_qkv
 from localllm.arch.families.olmoe import read
 from localllm.arch.family import Activation, Builder, PagedState, Weights
-from localllm.arch.feed_forward import apply_gated_shared_expert, feed_forward_or_experts
+from localllm.arch.feed_forward import apply_feed_forward_or_experts, apply_gated_shared_expert
 
 __all__ = ["block", "read"]
 
 
-def block(b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: TransformerHyperparameters, state: PagedState, x: Activation) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_gated_shared_expert))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_gated_shared_expert))
 
 
 CHECKPOINTS = {

@@ -3,27 +3,35 @@
 Unlike llama: rotated pairs are half a head apart; each head of queries and keys is normalized before RoPE.
 """
 
-from localllm.arch.attention import Transformer, attend, normalize_heads, project_qkv, select_rope_factors
+from localllm.arch.attention import (
+    TransformerHyperparameters,
+    attend,
+    normalize_heads,
+    project_qkv,
+    select_rope_factors,
+)
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weight, Weights
-from localllm.arch.feed_forward import feed_forward_or_experts, read_routing
+from localllm.arch.feed_forward import apply_feed_forward_or_experts, read_routing
 
 
-def read(fields: HyperparameterReader) -> Transformer:
-    return Transformer(**Transformer.read_shared_fields(fields, interleaved=False), routing=read_routing(fields))
+def read(fields: HyperparameterReader) -> TransformerHyperparameters:
+    return TransformerHyperparameters(
+        **TransformerHyperparameters.read_shared_fields(fields, interleaved=False), routing=read_routing(fields)
+    )
 
 
-def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
+def forward(b: Builder, w: Weights, h: TransformerHyperparameters) -> Activation:
     return apply_decoder(b, w, h, block, factors=select_rope_factors(b, w, h))
 
 
 def block(
-    b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation, factors: Weight | None
+    b: Builder, w: Weights, h: TransformerHyperparameters, state: PagedState, x: Activation, factors: Weight | None
 ) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = normalize_heads(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
 
 
 # The template around a query and a document, as llama.cpp's converter writes it.

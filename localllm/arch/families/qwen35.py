@@ -9,17 +9,25 @@ from dataclasses import replace
 
 import numpy as np
 
-from localllm.arch.attention import RMS_EPSILON, Transformer, attend, normalize_heads, read_attention
+from localllm.arch.attention import RMS_EPSILON, TransformerHyperparameters, attend, normalize_heads, read_attention
 from localllm.arch.decoder import MtpOutput, apply_mtp_layer
-from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Recurrent, Weights, frozen
-from localllm.arch.feed_forward import Gate, apply_gated_shared_expert, feed_forward_or_experts, read_routing
+from localllm.arch.family import (
+    Activation,
+    Builder,
+    HyperparameterReader,
+    PagedState,
+    RecurrentLayerState,
+    Weights,
+    frozen,
+)
+from localllm.arch.feed_forward import Gate, apply_feed_forward_or_experts, apply_gated_shared_expert, read_routing
 from localllm.arch.metadata import format_value
 from localllm.arch.recurrent_verbs import HeadState
 from localllm.arch.rope import add_sections
 
 
 @frozen
-class DeltaNet:
+class DeltaNetHyperparameters:
     """The heads of layers with the delta rule.
 
     Head i has the keys of head (i / repeat) mod `key_heads`.
@@ -41,21 +49,21 @@ class DeltaNet:
         keys = self.key_heads * self.key_dim
         return keys, keys, self.heads * self.value_dim
 
-    def get_state(self, layer: int) -> Recurrent:
+    def get_state(self, layer: int) -> RecurrentLayerState:
         """Return a layer's state: the heads' matrices, and the last queries, keys and values."""
         windows = [(self.taps - 1, columns) for columns in self.parts]
-        return Recurrent(layer, (*windows, (self.heads, self.key_dim, self.value_dim)))
+        return RecurrentLayerState(layer, (*windows, (self.heads, self.key_dim, self.value_dim)))
 
 
 @frozen
-class Qwen35(Transformer):
+class Qwen35Hyperparameters(TransformerHyperparameters):
     """The hyperparameters of Qwen 3.5.
 
     Attributes:
         attends: by layer, whether it has attention instead of the delta rule.
     """
 
-    delta: DeltaNet
+    delta: DeltaNetHyperparameters
     attends: tuple[bool, ...]
     score_scale: float
 
@@ -63,25 +71,25 @@ class Qwen35(Transformer):
     def scale(self) -> float:
         return self.score_scale
 
-    def list_states(self) -> Sequence[PagedState | Recurrent]:  # type: ignore[override]
+    def list_states(self) -> Sequence[PagedState | RecurrentLayerState]:  # type: ignore[override]
         """Return the state of each layer: keys and values, or the delta rule's."""
         return [s if self.attends[s.layer] else self.delta.get_state(s.layer) for s in super().list_states()]
 
 
-def read(fields: HyperparameterReader) -> Qwen35:
-    common, attention = fields.read_common(), read_attention(fields, interleaved=False)
-    return Qwen35(
+def read(fields: HyperparameterReader) -> Qwen35Hyperparameters:
+    common, attention = fields.read_common_fields(), read_attention(fields, interleaved=False)
+    return Qwen35Hyperparameters(
         **common,
         attention=replace(attention, rope=add_sections(fields, attention.rope, interleaved=True)),
         epsilon=fields.read_epsilon(RMS_EPSILON),
-        delta=read_delta(fields),
-        attends=read_attends(fields, common["layers"]) + (True,) * common["mtp_layers"],
+        delta=read_delta_net(fields),
+        attends=read_attention_layers(fields, common["layers"]) + (True,) * common["mtp_layers"],
         score_scale=fields.read_number("attention.scale", 0.0) or attention.head_dim**-0.5,
         routing=read_routing(fields, scale=fields.read_number("expert_weights_scale", 0.0) or 1.0),
     )
 
 
-def read_delta(fields: HyperparameterReader) -> DeltaNet:
+def read_delta_net(fields: HyperparameterReader) -> DeltaNetHyperparameters:
     """Read the ssm.* keys. In Qwen3-Next, heads that share keys are neighbours. Raises ModelError."""
     heads, key_heads = fields.read_count("ssm.time_step_rank"), fields.read_count("ssm.group_count")
     inner = fields.read_count("ssm.inner_size")
@@ -92,10 +100,10 @@ def read_delta(fields: HyperparameterReader) -> DeltaNet:
         )
     repeat = heads // key_heads if fields.arch == "qwen3next" else 1
     key_dim, taps = fields.read_count("ssm.state_size"), fields.read_count("ssm.conv_kernel")
-    return DeltaNet(heads, key_heads, repeat, key_dim, inner // heads, taps)
+    return DeltaNetHyperparameters(heads, key_heads, repeat, key_dim, inner // heads, taps)
 
 
-def read_attends(fields: HyperparameterReader, layers: int, interval: int = 4) -> tuple[bool, ...]:
+def read_attention_layers(fields: HyperparameterReader, layers: int, interval: int = 4) -> tuple[bool, ...]:
     """Read which layers have attention: the last one of every period, or those listed.
 
     Raises ModelError.
@@ -109,19 +117,26 @@ def read_attends(fields: HyperparameterReader, layers: int, interval: int = 4) -
     return tuple((layer + 1) % interval == 0 for layer in range(layers))
 
 
-def block(b: Builder, w: Weights, h: Qwen35, state: PagedState | Recurrent, x: Activation) -> Activation:
-    mix = apply_delta_net if isinstance(state, Recurrent) else apply_gated_attention
+def block(
+    b: Builder, w: Weights, h: Qwen35Hyperparameters, state: PagedState | RecurrentLayerState, x: Activation
+) -> Activation:
+    mix = apply_delta_net if isinstance(state, RecurrentLayerState) else apply_gated_attention
     x = b.add(x, mix(b, w, h, state, b.rms_norm(x, w.attn_norm, h.epsilon)))  # type: ignore[arg-type]
     y = b.rms_norm(x, w.post_attention_norm, h.epsilon)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_gated_shared_expert))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, y, b.swiglu, apply_gated_shared_expert))
 
 
-def draft(b: Builder, w: Weights, h: Qwen35, hidden: Activation) -> MtpOutput:
+def draft(b: Builder, w: Weights, h: Qwen35Hyperparameters, hidden: Activation) -> MtpOutput:
     return apply_mtp_layer(b, w, h, hidden, block)
 
 
 def apply_gated_attention(
-    b: Builder, w: Weights, h: Qwen35, state: PagedState, x: Activation, selected: Activation | None = None
+    b: Builder,
+    w: Weights,
+    h: Qwen35Hyperparameters,
+    state: PagedState,
+    x: Activation,
+    selected: Activation | None = None,
 ) -> Activation:
     """Compute the heads' gated outputs.
 
@@ -135,7 +150,12 @@ def apply_gated_attention(
 
 
 def apply_delta_net(
-    b: Builder, w: Weights, h: Qwen35, state: Recurrent, x: Activation, gate: Gate | None = None
+    b: Builder,
+    w: Weights,
+    h: Qwen35Hyperparameters,
+    state: RecurrentLayerState,
+    x: Activation,
+    gate: Gate | None = None,
 ) -> Activation:
     """Compute the heads' outputs, normalized and gated.
 
@@ -147,13 +167,13 @@ def apply_delta_net(
     strength, steps = compute_strengths_and_decays(b, w, d, x)
     w.require_biases("ssm_dt")
     steps, strength = b.softplus(steps, w.get_bias("ssm_dt")), b.sigmoid(strength)
-    heads = HeadState(state, 3, w.require_bare("ssm_a"), d.key_heads, d.repeat)
+    heads = HeadState(state, 3, w.require_exact("ssm_a"), d.key_heads, d.repeat)
     y = b.delta_rule(q, normalize_to_unit(b, h, k), v, steps, strength, heads)
     y = b.rms_norm(y, w.ssm_norm, h.epsilon, d.value_dim)
     return b.linear((gate or b.swiglu)(b.linear(x, w.attn_gate), y), w.ssm_out)
 
 
-def compute_strengths_and_decays(b: Builder, w: Weights, d: DeltaNet, x: Activation) -> list[Activation]:
+def compute_strengths_and_decays(b: Builder, w: Weights, d: DeltaNetHyperparameters, x: Activation) -> list[Activation]:
     """Compute the heads' write strengths and decays, by one matrix each or one for both.
 
     A fused matrix alternates between strengths and decays for each group of heads that share keys.
@@ -164,7 +184,7 @@ def compute_strengths_and_decays(b: Builder, w: Weights, d: DeltaNet, x: Activat
     return [b.slice_columns(both, first, first + heads, 2 * heads) for first in (0, heads)]
 
 
-def normalize_to_unit(b: Builder, h: Qwen35, x: Activation) -> Activation:
+def normalize_to_unit(b: Builder, h: Qwen35Hyperparameters, x: Activation) -> Activation:
     """Normalize heads to length 1."""
     key_dim = h.delta.key_dim
     return b.scale(b.rms_norm(x, None, h.epsilon / key_dim, key_dim), key_dim**-0.5)

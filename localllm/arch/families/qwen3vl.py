@@ -6,7 +6,7 @@ image's rows (DeepStack).
 
 from dataclasses import replace
 
-from localllm.arch.attention import Transformer, select_rope_factors
+from localllm.arch.attention import TransformerHyperparameters, select_rope_factors
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.families import qwen3
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weight, Weights, frozen
@@ -16,7 +16,7 @@ __all__ = ["forward", "read"]
 
 
 @frozen
-class Qwen3VL(Transformer):
+class Qwen3VLHyperparameters(TransformerHyperparameters):
     """The hyperparameters of Qwen3-VL.
 
     Attributes:
@@ -30,22 +30,24 @@ class Qwen3VL(Transformer):
         return (1 + self.deep) * self.width
 
 
-def read(fields: HyperparameterReader) -> Qwen3VL:
+def read(fields: HyperparameterReader) -> Qwen3VLHyperparameters:
     """Read the hyperparameters. Raises ModelError, also for a file without sections."""
     h = qwen3.read(fields)
     if fields.read_raw(SECTIONS) is None:
         raise fields.make_error(f"{fields.format_key(SECTIONS)} is missing")
     attention = replace(h.attention, rope=add_sections(fields, h.attention.rope, interleaved=True))
     deep = fields.read_integer("n_deepstack_layers", 0, 0, h.layers)
-    return Qwen3VL(**{**vars(h), "attention": attention}, deep=deep)
+    return Qwen3VLHyperparameters(**{**vars(h), "attention": attention}, deep=deep)
 
 
-def forward(b: Builder, w: Weights, h: Qwen3VL) -> Activation:
+def forward(b: Builder, w: Weights, h: Qwen3VLHyperparameters) -> Activation:
     x = b.embed_inputs(lambda: b.embed(w.token_embd, b.ids), 1 + h.deep)
     return apply_decoder(b, w, h, block, x, factors=select_rope_factors(b, w, h))
 
 
-def block(b: Builder, w: Weights, h: Qwen3VL, state: PagedState, x: Activation, factors: Weight | None) -> Activation:
+def block(
+    b: Builder, w: Weights, h: Qwen3VLHyperparameters, state: PagedState, x: Activation, factors: Weight | None
+) -> Activation:
     """Apply one layer of Qwen 3, and add the slice of an image's rows for this layer."""
     x = qwen3.block(b, w, h, state, x, factors)
     return b.add_deepstack(x, 1 + state.layer) if state.layer < h.deep else x

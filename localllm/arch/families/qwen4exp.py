@@ -9,22 +9,33 @@ from dataclasses import replace
 from functools import reduce
 
 from localllm.arch.attention import RMS_EPSILON, read_attention
-from localllm.arch.families.qwen35 import Qwen35, apply_delta_net, apply_gated_attention, read_attends, read_delta
+from localllm.arch.families.qwen35 import (
+    Qwen35Hyperparameters,
+    apply_delta_net,
+    apply_gated_attention,
+    read_attention_layers,
+    read_delta_net,
+)
 from localllm.arch.family import (
     Activation,
     Builder,
     HyperparameterReader,
     LatentState,
     PagedState,
-    Recurrent,
-    Rope,
+    RecurrentLayerState,
+    RopeParameters,
     State,
     Weights,
     frozen,
 )
 from localllm.arch.feed_forward import apply_gated_shared_expert, apply_mixture_of_experts, read_routing
 from localllm.arch.hyper_connections import concat_streams
-from localllm.arch.ngram_embeddings import NgramEmbeddings, add_ngram_embeddings, normalize_streams, read_ngrams
+from localllm.arch.ngram_embeddings import (
+    NgramEmbeddingHyperparameters,
+    add_ngram_embeddings,
+    normalize_streams,
+    read_ngram_embeddings,
+)
 from localllm.arch.rope import SECTIONS, add_sections
 
 MOST_STREAMS, LARGEST_BLOCK = 16, 64
@@ -32,7 +43,7 @@ DELTA_STATES = 4  # states of a layer with the delta rule
 
 
 @frozen
-class BlockIndexer:
+class BlockIndexerHyperparameters:
     """An indexer of blocks of keys.
 
     Attributes:
@@ -47,7 +58,7 @@ class BlockIndexer:
 
 
 @frozen
-class Qwen4(Qwen35):
+class Qwen4ExpHyperparameters(Qwen35Hyperparameters):
     """The hyperparameters of Qwen 4.
 
     Attributes:
@@ -56,8 +67,8 @@ class Qwen4(Qwen35):
 
     streams: int
     rank: int
-    blocks: BlockIndexer
-    ngrams: NgramEmbeddings | None
+    blocks: BlockIndexerHyperparameters
+    ngrams: NgramEmbeddingHyperparameters | None
 
     def list_states(self) -> Sequence[State]:  # type: ignore[override]
         return [state for layer in range(self.layers) for state in self.get_layer_states(layer)]
@@ -69,17 +80,21 @@ class Qwen4(Qwen35):
         the delta rule's states, and those of the n-gram embeddings.
         """
         state, size = super().list_states()[layer], self.blocks.sizes[layer]
-        if isinstance(state, Recurrent):
+        if isinstance(state, RecurrentLayerState):
             has_sequences = self.ngrams and self.ngrams.layer == layer
             shapes = self.ngrams.list_state_shapes(self.streams * self.width) if self.ngrams and has_sequences else []
             return [replace(state, shapes=(*state.shapes, *shapes))]
         index = [LatentState(layer, self.blocks.dim, self.blocks.dim, is_index=True)] if size else []
-        return [state, *index, *([Recurrent(layer, ((size - 1, self.blocks.dim),))] if size > 1 else [])]
+        return [state, *index, *([RecurrentLayerState(layer, ((size - 1, self.blocks.dim),))] if size > 1 else [])]
 
 
-def read(fields: HyperparameterReader) -> Qwen4:
-    common, heads, delta = fields.read_common(), read_attention(fields, interleaved=False), read_delta(fields)
-    attends = read_attends(fields, common["layers"])
+def read(fields: HyperparameterReader) -> Qwen4ExpHyperparameters:
+    common, heads, delta = (
+        fields.read_common_fields(),
+        read_attention(fields, interleaved=False),
+        read_delta_net(fields),
+    )
+    attends = read_attention_layers(fields, common["layers"])
     if delta.key_dim != delta.value_dim:
         raise fields.make_unsupported_error(
             f"the key and value dimensions of the delta rule must be equal (found {delta.key_dim}, {delta.value_dim})"
@@ -93,7 +108,7 @@ def read(fields: HyperparameterReader) -> Qwen4:
     if not 2 <= streams <= MOST_STREAMS:
         raise fields.make_value_error("hyper_connection.count", f"a number from 2 to {MOST_STREAMS}")
     fields.read_count("expert_count")
-    return Qwen4(
+    return Qwen4ExpHyperparameters(
         **common,
         attention=replace(heads, rope=rope),
         epsilon=fields.read_epsilon(RMS_EPSILON),
@@ -103,12 +118,12 @@ def read(fields: HyperparameterReader) -> Qwen4:
         routing=read_routing(fields),
         streams=streams,
         rank=rank,
-        blocks=read_blocks(fields, rope),
-        ngrams=read_ngrams(fields, attends, DELTA_STATES),
+        blocks=read_block_indexer(fields, rope),
+        ngrams=read_ngram_embeddings(fields, attends, DELTA_STATES),
     )
 
 
-def read_blocks(fields: HyperparameterReader, rope: Rope) -> BlockIndexer:
+def read_block_indexer(fields: HyperparameterReader, rope: RopeParameters) -> BlockIndexerHyperparameters:
     """Read the attention.indexer.* keys. Raises ModelError."""
     heads, dim, tokens = (
         fields.read_count(f"attention.indexer.{name}") for name in ("head_count", "key_length", "top_k")
@@ -121,10 +136,10 @@ def read_blocks(fields: HyperparameterReader, rope: Rope) -> BlockIndexer:
             f"integers from 0 to {LARGEST_BLOCK} that divide {tokens}, {fields.format_key('attention.indexer.top_k')}"
         )
         raise fields.make_value_error("attention.compress_ratios", expected)
-    return BlockIndexer(heads, dim, sizes, tokens)
+    return BlockIndexerHyperparameters(heads, dim, sizes, tokens)
 
 
-def forward(b: Builder, w: Weights, h: Qwen4) -> Activation:
+def forward(b: Builder, w: Weights, h: Qwen4ExpHyperparameters) -> Activation:
     x = concat_streams(b, [b.embed(w.token_embd, b.ids)] * h.streams)
     for layer in range(h.layers):
         block, states = w.get_layer(layer), h.get_layer_states(layer)
@@ -144,7 +159,7 @@ def forward(b: Builder, w: Weights, h: Qwen4) -> Activation:
 
 
 def enter_sublayer(
-    b: Builder, w: Weights, h: Qwen4, x: Activation, name: str
+    b: Builder, w: Weights, h: Qwen4ExpHyperparameters, x: Activation, name: str
 ) -> tuple[Activation, Callable[[Activation], Activation]]:
     """Return the input of a sublayer, and a function that adds the sublayer's output to the streams."""
     y, normed = average_streams(b, w, h, x, name)
@@ -153,7 +168,9 @@ def enter_sublayer(
     return y, lambda output: b.add(x, b.mix_streams(output, weights, 1))
 
 
-def average_streams(b: Builder, w: Weights, h: Qwen4, x: Activation, name: str) -> tuple[Activation, Activation]:
+def average_streams(
+    b: Builder, w: Weights, h: Qwen4ExpHyperparameters, x: Activation, name: str
+) -> tuple[Activation, Activation]:
     """Return the gated mean of the normalized streams, and these streams.
 
     The gate of each element is computed from all streams.
@@ -169,16 +186,20 @@ def average_streams(b: Builder, w: Weights, h: Qwen4, x: Activation, name: str) 
     return b.scale(reduce(b.add, parts), 1 / h.streams), normed
 
 
-def apply_mixer(b: Builder, w: Weights, h: Qwen4, states: Sequence[State], x: Activation) -> Activation:
+def apply_mixer(
+    b: Builder, w: Weights, h: Qwen4ExpHyperparameters, states: Sequence[State], x: Activation
+) -> Activation:
     """Mix a layer's tokens by the delta rule, with a sigmoid gate, or by attention."""
     state, *indexer_states = states
     if isinstance(state, PagedState):
         return apply_gated_attention(b, w, h, state, x, select_blocks(b, w, h, indexer_states, x))
-    assert isinstance(state, Recurrent)
+    assert isinstance(state, RecurrentLayerState)
     return apply_delta_net(b, w, h, state, x, lambda gate, y: b.multiply(y, b.sigmoid(gate)))
 
 
-def select_blocks(b: Builder, w: Weights, h: Qwen4, states: Sequence[State], x: Activation) -> Activation | None:
+def select_blocks(
+    b: Builder, w: Weights, h: Qwen4ExpHyperparameters, states: Sequence[State], x: Activation
+) -> Activation | None:
     """Select the keys that tokens attend to, None for all of them.
 
     These are the keys of the selected blocks, and those after the last whole block. A block's key is rotated like its

@@ -4,21 +4,23 @@ The interpolation weights between a token and the previous one depend on both. I
 keys are scaled by 1 - decay, and the current token has no separate weight (gated linear attention: Yang et al. 2023).
 """
 
-from localllm.arch.family import Activation, Builder, HyperparameterReader, Recurrent, Weights
-from localllm.arch.rwkv import HEAD_EPSILON, Rwkv, collect_lerps, read_rwkv, require_vector, run_decoder
+from localllm.arch.family import Activation, Builder, HyperparameterReader, RecurrentLayerState, Weights
+from localllm.arch.rwkv import HEAD_EPSILON, RwkvHyperparameters, collect_lerps, read_rwkv, require_vector, run_decoder
 
 USES = "wkvrg"  # interpolated inputs: of decay, key, value, receptance, gate
 
 
-def read(fields: HyperparameterReader) -> Rwkv:
+def read(fields: HyperparameterReader) -> RwkvHyperparameters:
     return read_rwkv(fields, ["time_mix_extra_dim", "time_decay_extra_dim"])
 
 
-def forward(b: Builder, w: Weights, h: Rwkv) -> Activation:
+def forward(b: Builder, w: Weights, h: RwkvHyperparameters) -> Activation:
     return run_decoder(b, w, h, apply_time_mix, apply_channel_mix)
 
 
-def interpolate_inputs(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> list[Activation]:
+def interpolate_inputs(
+    b: Builder, w: Weights, h: RwkvHyperparameters, state: RecurrentLayerState, x: Activation
+) -> list[Activation]:
     """Interpolate each token with the previous one, once for each of USES."""
     previous, rank = b.previous(x, state, 1), h.ranks[0]
     y = b.linear(
@@ -33,7 +35,9 @@ def interpolate_inputs(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Act
     return mixed
 
 
-def apply_time_mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> Activation:
+def apply_time_mix(
+    b: Builder, w: Weights, h: RwkvHyperparameters, state: RecurrentLayerState, x: Activation
+) -> Activation:
     """Compute the heads' gated outputs."""
     xw, xk, xv, xr, xg = interpolate_inputs(b, w, h, state, x)
     r, k, v = b.linear(xr, w.time_mix_receptance), b.linear(xk, w.time_mix_key), b.linear(xv, w.time_mix_value)
@@ -51,7 +55,7 @@ def apply_time_mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activat
     return b.linear(b.swiglu(gate, y), w.time_mix_output)
 
 
-def repeat_for_heads(b: Builder, h: Rwkv, x: Activation) -> Activation:
+def repeat_for_heads(b: Builder, h: RwkvHyperparameters, x: Activation) -> Activation:
     """Repeat keys or values for the heads that share them."""
     every = x
     for _ in range(h.heads // h.kv_heads - 1):
@@ -59,7 +63,9 @@ def repeat_for_heads(b: Builder, h: Rwkv, x: Activation) -> Activation:
     return every
 
 
-def apply_channel_mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> Activation:
+def apply_channel_mix(
+    b: Builder, w: Weights, h: RwkvHyperparameters, state: RecurrentLayerState, x: Activation
+) -> Activation:
     """Apply the gated feed-forward network."""
     previous = b.previous(x, state, 2)
     gate = b.sigmoid(

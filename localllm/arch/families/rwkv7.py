@@ -4,10 +4,10 @@ Unlike RWKV 6: the state is updated by a delta rule: the value at a removal key 
 the token; values are interpolated with those of the first layer.
 """
 
-from localllm.arch.family import Activation, Builder, HyperparameterReader, Recurrent, Weights
+from localllm.arch.family import Activation, Builder, HyperparameterReader, RecurrentLayerState, Weights
 from localllm.arch.rwkv import (
     HEAD_EPSILON,
-    Rwkv,
+    RwkvHyperparameters,
     apply_low_rank_linear,
     collect_lerps,
     read_rwkv,
@@ -20,20 +20,22 @@ SLOWEST = -0.606531  # the logarithm of the fastest decay, e^-0.5
 TINY = 1e-24  # epsilon of the keys' L2 norm
 
 
-def read(fields: HyperparameterReader) -> Rwkv:
+def read(fields: HyperparameterReader) -> RwkvHyperparameters:
     return read_rwkv(fields, RANKS)
 
 
-def forward(b: Builder, w: Weights, h: Rwkv) -> Activation:
+def forward(b: Builder, w: Weights, h: RwkvHyperparameters) -> Activation:
     first: list[Activation] = []  # the values of the first layer
 
-    def mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> Activation:
-        return time_mix(b, w, h, state, x, first)
+    def mix(b: Builder, w: Weights, h: RwkvHyperparameters, state: RecurrentLayerState, x: Activation) -> Activation:
+        return apply_time_mix(b, w, h, state, x, first)
 
     return run_decoder(b, w, h, mix, apply_channel_mix)
 
 
-def time_mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation, first: list[Activation]) -> Activation:
+def apply_time_mix(
+    b: Builder, w: Weights, h: RwkvHyperparameters, state: RecurrentLayerState, x: Activation, first: list[Activation]
+) -> Activation:
     """Compute the heads' gated outputs."""
     previous, (decay, rate, residual, gate) = b.previous(x, state, 1), h.ranks
     xr, xw, xk, xv, xa, *xg = (b.lerp(x, previous, by) for by in collect_lerps(w, h, "rwkvag" if gate else "rwkva"))
@@ -68,7 +70,9 @@ def time_mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation, f
     return b.linear(y, w.time_mix_output)
 
 
-def apply_channel_mix(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> Activation:
+def apply_channel_mix(
+    b: Builder, w: Weights, h: RwkvHyperparameters, state: RecurrentLayerState, x: Activation
+) -> Activation:
     """Apply the feed-forward network."""
     x = b.lerp(x, b.previous(x, state, 2), require_vector(w, h, "channel_mix_lerp_k"))
     return b.linear(b.relu_squared(b.linear(x, w.channel_mix_key)), w.channel_mix_value)

@@ -4,7 +4,7 @@ Unlike llama: rotated pairs are half a head apart; queries, keys and values have
 feed-forward network is named post_attention_norm.
 """
 
-from localllm.arch.attention import Transformer, attend, project_qkv
+from localllm.arch.attention import TransformerHyperparameters, attend, project_qkv
 from localllm.arch.families.qwen2 import read
 from localllm.arch.family import Activation, Builder, PagedState, Weights
 from localllm.arch.feed_forward import apply_gated_feed_forward
@@ -12,7 +12,7 @@ from localllm.arch.feed_forward import apply_gated_feed_forward
 __all__ = ["block", "read"]
 
 
-def block(b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: TransformerHyperparameters, state: PagedState, x: Activation) -> Activation:
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     return b.add(x, apply_gated_feed_forward(b, w, b.rms_norm(x, w.post_attention_norm, h.epsilon), b.swiglu))

@@ -4,8 +4,14 @@ Unlike llama: rotated pairs are half a head apart; three of four layers have a s
 full attention without RoPE; the router reads the layer's input, before attention; experts' gates are ReLUs.
 """
 
-from localllm.arch.attention import LocalRopeTransformer, attend, project_qkv, read_local_rope, read_windows
-from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weights, frozen
+from localllm.arch.attention import (
+    LocalRopeTransformerHyperparameters,
+    attend,
+    project_qkv,
+    read_local_rope,
+    read_windows,
+)
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, RopeParameters, Weights, frozen
 from localllm.arch.feed_forward import (
     FUNCTIONS,
     SOFTMAX_OF_SELECTED,
@@ -19,20 +25,20 @@ PERIOD = 4
 
 
 @frozen
-class SmallThinker(LocalRopeTransformer):
-    def get_rope(self, layer: int) -> Rope | None:
+class SmallThinkerHyperparameters(LocalRopeTransformerHyperparameters):
+    def get_rope(self, layer: int) -> RopeParameters | None:
         # In a model of four layers all have RoPE, as in llama.cpp.
         rotates = layer % PERIOD or self.layers == PERIOD or not any(self.windows)
         return super().get_rope(layer) if rotates else None
 
 
-def read(fields: HyperparameterReader) -> SmallThinker:
-    common = SmallThinker.read_shared_fields(fields, interleaved=False, rotates_all=True)
+def read(fields: HyperparameterReader) -> SmallThinkerHyperparameters:
+    common = SmallThinkerHyperparameters.read_shared_fields(fields, interleaved=False, rotates_all=True)
     function = fields.read_count("expert_gating_func")
     if function not in FUNCTIONS or function == SOFTMAX_OF_SELECTED:
         raise fields.make_value_error("expert_gating_func", "1 or 2")
     windows = read_windows(fields, PERIOD, default=0, all_first=True)
-    return SmallThinker(
+    return SmallThinkerHyperparameters(
         **common,
         windows=tuple(WINDOW if window else None for window in windows),
         local_rope=read_local_rope(fields, common["attention"].rope),
@@ -40,7 +46,7 @@ def read(fields: HyperparameterReader) -> SmallThinker:
     )
 
 
-def block(b: Builder, w: Weights, h: SmallThinker, state: PagedState, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: SmallThinkerHyperparameters, state: PagedState, x: Activation) -> Activation:
     assert h.routing
     choice = b.route(b.linear(x, w.ffn_gate_inp), h.routing)
     q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))

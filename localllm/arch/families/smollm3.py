@@ -1,20 +1,20 @@
 """SmolLM 3 (Bakouch et al. 2025, Hugging Face). Unlike llama: every fourth layer has no RoPE."""
 
-from localllm.arch.attention import Transformer
+from localllm.arch.attention import TransformerHyperparameters
 from localllm.arch.families.llama import forward
-from localllm.arch.family import HyperparameterReader, Rope, frozen
+from localllm.arch.family import HyperparameterReader, RopeParameters, frozen
 
 __all__ = ["forward", "read"]
 
 
 @frozen
-class SmolLM3(Transformer):
-    def get_rope(self, layer: int) -> Rope | None:
+class SmolLM3Hyperparameters(TransformerHyperparameters):
+    def get_rope(self, layer: int) -> RopeParameters | None:
         return self.attention.rope if (layer + 1) % 4 else None
 
 
-def read(fields: HyperparameterReader) -> SmolLM3:
-    return SmolLM3(**SmolLM3.read_shared_fields(fields, interleaved=True))
+def read(fields: HyperparameterReader) -> SmolLM3Hyperparameters:
+    return SmolLM3Hyperparameters(**SmolLM3Hyperparameters.read_shared_fields(fields, interleaved=True))
 
 
 CHECKPOINTS = {

@@ -5,7 +5,7 @@ network; rotated pairs are half the rotated dimensions apart.
 """
 
 from localllm.arch.attention import (
-    LocalRopeTransformer,
+    LocalRopeTransformerHyperparameters,
     attend,
     gate_heads,
     project_qkv,
@@ -16,13 +16,17 @@ from localllm.arch.family import Activation, Builder, HyperparameterReader, Page
 from localllm.arch.feed_forward import apply_gated_feed_forward
 
 
-def read(fields: HyperparameterReader) -> LocalRopeTransformer:
-    shared = LocalRopeTransformer.read_shared_fields(fields, interleaved=False)
+def read(fields: HyperparameterReader) -> LocalRopeTransformerHyperparameters:
+    shared = LocalRopeTransformerHyperparameters.read_shared_fields(fields, interleaved=False)
     local_rope = read_local_rope_dims(fields, shared["attention"].rope)
-    return LocalRopeTransformer(**shared, windows=read_windows(fields, period=None), local_rope=local_rope)
+    return LocalRopeTransformerHyperparameters(
+        **shared, windows=read_windows(fields, period=None), local_rope=local_rope
+    )
 
 
-def block(b: Builder, w: Weights, h: LocalRopeTransformer, state: PagedState, x: Activation) -> Activation:
+def block(
+    b: Builder, w: Weights, h: LocalRopeTransformerHyperparameters, state: PagedState, x: Activation
+) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = project_qkv(b, w, h, state.layer, y)
     attended = attend(b, h, state, q, k, v)

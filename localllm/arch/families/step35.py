@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from localllm.arch.attention import (
-    LocalRopeTransformer,
+    LocalRopeTransformerHyperparameters,
     attend,
     gate_heads,
     normalize_heads,
@@ -20,14 +20,20 @@ from localllm.arch.attention import (
 )
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weight, Weights, frozen
-from localllm.arch.feed_forward import SIGMOID, Gate, apply_shared_expert, feed_forward_or_experts, read_own_routing
+from localllm.arch.feed_forward import (
+    SIGMOID,
+    Gate,
+    apply_feed_forward_or_experts,
+    apply_shared_expert,
+    read_file_routing,
+)
 from localllm.arch.rope import read_base
 
 LEAST_LIMIT = 0.3  # above the magnitude of SiLU's negative values
 
 
 @frozen
-class Step35(LocalRopeTransformer):
+class Step35Hyperparameters(LocalRopeTransformerHyperparameters):
     """The hyperparameters of Step 3.5.
 
     Attributes:
@@ -39,8 +45,8 @@ class Step35(LocalRopeTransformer):
     limits: tuple[float, ...]
 
 
-def read(fields: HyperparameterReader) -> Step35:
-    common = Step35.read_shared_fields(fields, interleaved=False)
+def read(fields: HyperparameterReader) -> Step35Hyperparameters:
+    common = Step35Hyperparameters.read_shared_fields(fields, interleaved=False)
     attention, layers = common["attention"], fields.read_layer_count()
     rope = attention.rope
     if rope.yarn or rope.by_factors or rope.dims % 4:
@@ -52,17 +58,17 @@ def read(fields: HyperparameterReader) -> Step35:
             f"{fields.format_key('rope.dimension_count_swa')} is not supported in {fields.arch} models"
         )
     common["attention"] = replace(attention, rope=replace(rope, dims=rope.dims // 2))
-    return Step35(
+    return Step35Hyperparameters(
         **common,
         windows=read_windows(fields, period=None),
         local_rope=rope.remove_scaling(read_base(fields, "rope.freq_base_swa", 10000.0)),
-        routing=read_own_routing(fields, SIGMOID),
-        expert_limits=read_limits(fields, "swiglu_clamp_exp", layers),
-        limits=read_limits(fields, "swiglu_clamp_shexp", layers),
+        routing=read_file_routing(fields, SIGMOID),
+        expert_limits=read_activation_limits(fields, "swiglu_clamp_exp", layers),
+        limits=read_activation_limits(fields, "swiglu_clamp_shexp", layers),
     )
 
 
-def read_limits(fields: HyperparameterReader, name: str, layers: int) -> tuple[float, ...]:
+def read_activation_limits(fields: HyperparameterReader, name: str, layers: int) -> tuple[float, ...]:
     """Read one limit per layer, or one for all. Raises ModelError."""
     if isinstance(fields.read_raw(name), np.ndarray):
         limits = fields.read_array(name, "f", f"{layers} numbers").tolist()
@@ -73,7 +79,7 @@ def read_limits(fields: HyperparameterReader, name: str, layers: int) -> tuple[f
     return tuple(limits)
 
 
-def forward(b: Builder, w: Weights, h: Step35) -> Activation:
+def forward(b: Builder, w: Weights, h: Step35Hyperparameters) -> Activation:
     w.require("output")
     factors, pairs = select_rope_factors(b, w, h), h.attention.rope.dims // 2
     if factors and factors.shape != (pairs,):  # some files have factors for whole heads
@@ -81,7 +87,9 @@ def forward(b: Builder, w: Weights, h: Step35) -> Activation:
     return apply_decoder(b, w, h, block, factors=factors)
 
 
-def block(b: Builder, w: Weights, h: Step35, state: PagedState, x: Activation, factors: Weight | None) -> Activation:
+def block(
+    b: Builder, w: Weights, h: Step35Hyperparameters, state: PagedState, x: Activation, factors: Weight | None
+) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     q, k, v = project_qkv(b, w, h, state.layer, y)
     if w.get("attn_q_norm") or w.get("attn_k_norm"):
@@ -96,7 +104,7 @@ def block(b: Builder, w: Weights, h: Step35, state: PagedState, x: Activation, f
     def beside(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
         return apply_shared_expert(b, w, x, of_others)
 
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, of_experts if is_mixture else of_others, beside))
+    return b.add(x, apply_feed_forward_or_experts(b, w, h.routing, y, of_experts if is_mixture else of_others, beside))
 
 
 def make_limited_swiglu(b: Builder, limit: float) -> Gate:

@@ -35,7 +35,7 @@ REACH = 128  # all distances from here on share a bias
 
 
 @frozen
-class T5(Hyperparameters):
+class T5Hyperparameters(Hyperparameters):
     """The hyperparameters of T5; `layers` is the number of encoder layers."""
 
     epsilon: float
@@ -60,7 +60,7 @@ class T5(Hyperparameters):
         return [PagedState(layer, self.heads, self.head_dim, self.head_dim) for layer in range(count)]
 
 
-class T5Encoder(T5):
+class T5EncoderHyperparameters(T5Hyperparameters):
     bidirectional: ClassVar[bool] = True
 
     @property
@@ -68,8 +68,8 @@ class T5Encoder(T5):
         return None
 
 
-def read(fields: HyperparameterReader) -> T5:
-    heads, common = fields.read_count("attention.head_count"), fields.read_common()
+def read(fields: HyperparameterReader) -> T5Hyperparameters:
+    heads, common = fields.read_count("attention.head_count"), fields.read_common_fields()
     head_dim = fields.read_count("attention.key_length", common["width"] // heads)
     for name, expected in (("head_count_kv", heads), ("value_length", head_dim)):
         if fields.read_count(f"attention.{name}", expected) != expected:
@@ -80,16 +80,16 @@ def read(fields: HyperparameterReader) -> T5:
     sizes = fields.read_epsilon(RMS_EPSILON), heads, head_dim, fields.read_count("feed_forward_length"), buckets
     common = {**common, **dict(zip(("epsilon", "heads", "head_dim", "hidden", "buckets"), sizes, strict=True))}
     if fields.arch == "t5encoder":
-        return T5Encoder(**common, pooling=read_encoder_pooling(fields))
+        return T5EncoderHyperparameters(**common, pooling=read_encoder_pooling(fields))
     start = fields.read_count("decoder_start_token_id", 0)
     if start >= fields.vocab_size:
         raise fields.make_value_error("decoder_start_token_id", f"a token, below {fields.vocab_size}")
     common["context"] *= 2  # the encoder's context and the decoder's
     layers = fields.read_count("decoder_block_count", common["layers"])
-    return T5(**common, decoder_layers=layers, start_token=start)
+    return T5Hyperparameters(**common, decoder_layers=layers, start_token=start)
 
 
-def forward(b: Builder, w: Weights, h: T5) -> Activation:
+def forward(b: Builder, w: Weights, h: T5Hyperparameters) -> Activation:
     """Compute the logits of the requested tokens, or a row per text for an encoder alone."""
     if h.bidirectional:
         return pool_texts(b, w, h, encode_text(b, w.get_submodel("enc."), h, b.embed(w.token_embd, b.ids)))
@@ -106,7 +106,7 @@ def forward(b: Builder, w: Weights, h: T5) -> Activation:
     return b.linear(x, w.get("output") or w.token_embd)
 
 
-def encode(b: Builder, w: Weights, h: T5) -> Activation:
+def encode(b: Builder, w: Weights, h: T5Hyperparameters) -> Activation:
     """Cache a text's keys and values for each layer of the decoder; return a dummy row."""
     x = encode_text(b, w.get_submodel("enc."), h, b.embed(w.token_embd, b.ids))
     for number, state in enumerate(h.list_states()[-h.decoder_layers :]):
@@ -115,7 +115,7 @@ def encode(b: Builder, w: Weights, h: T5) -> Activation:
     return b.select(x, b.wanted)
 
 
-def encode_text(b: Builder, w: Weights, h: T5, x: Activation) -> Activation:
+def encode_text(b: Builder, w: Weights, h: T5Hyperparameters, x: Activation) -> Activation:
     """Apply the encoder to a text's embeddings."""
     biases = compute_biases(b, w, h, both_ways=True)
     for state in h.list_states()[: h.layers]:
@@ -124,7 +124,9 @@ def encode_text(b: Builder, w: Weights, h: T5, x: Activation) -> Activation:
     return b.rms_norm(x, w.output_norm, h.epsilon)
 
 
-def add_attention(b: Builder, w: Weights, h: T5, state: PagedState, x: Activation, **scores: Any) -> Activation:
+def add_attention(
+    b: Builder, w: Weights, h: T5Hyperparameters, state: PagedState, x: Activation, **scores: Any
+) -> Activation:
     """Add attention's output to x; a layer may have its own biases."""
     y, biases = b.rms_norm(x, w.attn_norm, h.epsilon), scores["biases"].get(state.layer, scores["biases"][0])
     q, k, v = (b.linear(y, part) for part in (w.attn_q, w.attn_k, w.attn_v))
@@ -132,7 +134,7 @@ def add_attention(b: Builder, w: Weights, h: T5, state: PagedState, x: Activatio
     return b.add(x, b.linear(y, w.attn_o))
 
 
-def add_feed_forward(b: Builder, w: Weights, h: T5, x: Activation) -> Activation:
+def add_feed_forward(b: Builder, w: Weights, h: T5Hyperparameters, x: Activation) -> Activation:
     """Add the feed-forward network's output to x."""
     w.ffn_up.require_shape(h.hidden, h.width)
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
@@ -144,7 +146,7 @@ def add_feed_forward(b: Builder, w: Weights, h: T5, x: Activation) -> Activation
     )
 
 
-def compute_biases(b: Builder, w: Weights, h: T5, both_ways: bool) -> dict[int, np.ndarray]:
+def compute_biases(b: Builder, w: Weights, h: T5Hyperparameters, both_ways: bool) -> dict[int, np.ndarray]:
     """Return biases by distance for each layer with a table, float32 [heads, 2 * REACH + 1].
 
     Raises ModelError.

@@ -4,14 +4,14 @@ Unlike llama: norms have no weights, but each head of queries has a factor; head
 adds the embeddings once more, times a factor; logits have a factor; rotated pairs are half a head apart.
 """
 
-from localllm.arch.attention import Transformer, project_qkv, rotate_heads
+from localllm.arch.attention import TransformerHyperparameters, project_qkv, rotate_heads
 from localllm.arch.decoder import apply_decoder
 from localllm.arch.family import Activation, AttentionScores, Builder, HyperparameterReader, PagedState, Weights, frozen
 from localllm.arch.feed_forward import apply_gated_feed_forward
 
 
 @frozen
-class Talkie(Transformer):
+class TalkieHyperparameters(TransformerHyperparameters):
     """The hyperparameters of Talkie.
 
     Attributes:
@@ -21,18 +21,23 @@ class Talkie(Transformer):
     logit_scale: float
 
 
-def read(fields: HyperparameterReader) -> Talkie:
-    return Talkie(**Talkie.read_shared_fields(fields, interleaved=False), logit_scale=fields.read_factor("logit_scale"))
+def read(fields: HyperparameterReader) -> TalkieHyperparameters:
+    return TalkieHyperparameters(
+        **TalkieHyperparameters.read_shared_fields(fields, interleaved=False),
+        logit_scale=fields.read_factor("logit_scale"),
+    )
 
 
-def forward(b: Builder, w: Weights, h: Talkie) -> Activation:
+def forward(b: Builder, w: Weights, h: TalkieHyperparameters) -> Activation:
     w.require("output")
     x = b.rms_norm(b.embed(w.token_embd, b.ids), None, h.epsilon)
     logits = apply_decoder(b, w, h, block, x, lambda y: b.rms_norm(y, None, h.epsilon), embeddings=x)
     return b.scale(logits, h.logit_scale)
 
 
-def block(b: Builder, w: Weights, h: Talkie, state: PagedState, x: Activation, embeddings: Activation) -> Activation:
+def block(
+    b: Builder, w: Weights, h: TalkieHyperparameters, state: PagedState, x: Activation, embeddings: Activation
+) -> Activation:
     """Apply one layer: attention, then the feed-forward network.
 
     Each output is added to the residual stream; then the embeddings are added, too.

@@ -5,7 +5,7 @@ Each module has MARKS, the control tokens that it needs, and these functions:
 - `read(fields)`: read the hyperparameters.
 - `prepare(h, picture)`: cut an image into pictures, and name the tokens that represent them.
 - `encode(b, w, h, x)`: the transformer, in verbs.
-- `gather(h, x, grid)`: merge neighbouring patches into one row, in NumPy.
+- `merge_patches(h, x, grid)`: merge neighbouring patches into one row, in NumPy.
 - `project(b, w, h, x)`: project to the width of the language model's embeddings, in verbs.
 
 Gemma 3's also has `prepare_crops(h, picture)`: `prepare` with pan-and-scan crops. Files are llama.cpp's mmproj-*.gguf.

@@ -12,14 +12,14 @@ import numpy as np
 
 from localllm.arch.family import Builder, HyperparameterReader, Weight
 from localllm.arch.vision.hyperparameters import VisionHyperparameters, read_vision
-from localllm.arch.vision.resizing import BICUBIC, Picture, PixelLimits, Size, resize_with_bars, round_size
+from localllm.arch.vision.resizing import BICUBIC, PixelLimits, ResizableImage, Size, resize_with_bars, round_size
 from localllm.arch.vision.vit import to_array
 from localllm.errors import ModelError
 
 MAX_MERGE = 4  # patches on a side
 
 
-class AnySizeVision(VisionHyperparameters):
+class AnySizeVisionHyperparameters(VisionHyperparameters):
     """An encoder of pictures of any size.
 
     Pictures become `least` to square * square rows of the language model.
@@ -29,11 +29,11 @@ class AnySizeVision(VisionHyperparameters):
     square: ClassVar[int]
 
     @property
-    def most_patches(self) -> int:
+    def max_patches(self) -> int:
         return (self.square * self.merge) ** 2
 
     @property
-    def most_grid(self) -> tuple[int, int]:
+    def max_grid(self) -> tuple[int, int]:
         return self.square * self.merge, self.square * self.merge
 
     @property
@@ -42,7 +42,7 @@ class AnySizeVision(VisionHyperparameters):
         quarter = self.head_dim // 4
         return (1,) * quarter + (2,) * quarter
 
-    def fit(self, picture: Picture) -> Picture:
+    def fit(self, picture: ResizableImage) -> ResizableImage:
         """Resize a picture to the encoder's limits."""
         return resize_with_bars(picture, self.round_size(picture.size), BICUBIC)
 

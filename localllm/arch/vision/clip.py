@@ -17,7 +17,7 @@ from localllm.arch.family import Activation, Builder, HyperparameterReader, Weig
 from localllm.arch.metadata import require_general
 from localllm.arch.vision.hyperparameters import VisionHyperparameters, read_activation, read_vision
 from localllm.arch.vision.llava import add_class_position, prepend_class_token
-from localllm.arch.vision.resizing import BICUBIC, Picture, resize
+from localllm.arch.vision.resizing import BICUBIC, ResizableImage, resize
 from localllm.arch.vision.vit import apply_transformer, to_matrix
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
@@ -27,22 +27,20 @@ TEXT_ENCODER = "clip.has_text_encoder"
 
 
 @frozen
-class ClipVision(VisionHyperparameters):
-    """The hyperparameters of CLIP's image encoder."""
-
+class ClipVisionHyperparameters(VisionHyperparameters):
     exact: ClassVar[bool] = True
 
     @property
-    def most_patches(self) -> int:
+    def max_patches(self) -> int:
         """The number of patches, including the class token for the whole picture."""
-        return super().most_patches + 1
+        return super().max_patches + 1
 
-    def compute_rows(self, picture: Picture, w: Weights) -> np.ndarray:
+    def compute_rows(self, picture: ResizableImage, w: Weights) -> np.ndarray:
         return prepend_class_token(self, picture)
 
 
 @frozen
-class ClipText(VisionHyperparameters):
+class ClipTextHyperparameters(VisionHyperparameters):
     """The hyperparameters of CLIP's text encoder.
 
     Attributes:
@@ -55,7 +53,7 @@ class ClipText(VisionHyperparameters):
     context: int
 
     @property
-    def most_patches(self) -> int:
+    def max_patches(self) -> int:
         return self.context
 
     @property
@@ -66,8 +64,8 @@ class ClipText(VisionHyperparameters):
 class ClipEncoders(NamedTuple):
     """The hyperparameters of both encoders."""
 
-    vision: ClipVision
-    text: ClipText
+    vision: ClipVisionHyperparameters
+    text: ClipTextHyperparameters
 
 
 def is_clip(file: GGUFFile) -> bool:
@@ -81,14 +79,14 @@ def read_clip(file: GGUFFile) -> ClipEncoders:
     fields = HyperparameterReader(file.metadata, file.path, 0)
     if not (fields.read_flag("has_text_encoder", False) and fields.read_flag("has_vision_encoder", False)):
         raise fields.make_error("the file must have a text encoder and an image encoder")
-    vision = ClipVision(**read_vision(fields, kind=CLIP))
+    vision = ClipVisionHyperparameters(**read_vision(fields, kind=CLIP))
     heads, width = fields.read_count("text.attention.head_count"), fields.read_count("text.embedding_length")
     if width % heads:
         raise fields.make_error(f"text.embedding_length {width} is not divisible by text.attention.head_count {heads}")
     out = fields.read_count("text.projection_dim")
     if out != vision.out:
         raise fields.make_error(f"text.projection_dim {out} and vision.projection_dim {vision.out} must be equal")
-    text = ClipText(
+    text = ClipTextHyperparameters(
         kind=CLIP, path=fields.path, width=width, heads=heads, out=out, side=1, patch=1, merge=1, mean=(), deviation=(),
         layers=fields.read_integer("text.block_count", None, 1, 1024),
         hidden=fields.read_count("text.feed_forward_length", 0),
@@ -98,7 +96,7 @@ def read_clip(file: GGUFFile) -> ClipEncoders:
     return ClipEncoders(vision, text)
 
 
-def prepare(h: ClipVision, picture: Picture) -> Picture:
+def prepare(h: ClipVisionHyperparameters, picture: ResizableImage) -> ResizableImage:
     """Resize the shorter side to the encoder's and crop the square in the middle."""
     columns, rows = picture.size
     shorter = min(columns, rows)
@@ -107,19 +105,19 @@ def prepare(h: ClipVision, picture: Picture) -> Picture:
     return resized.crop((left, top, left + h.side, top + h.side))
 
 
-def encode_image(b: Builder, w: Weights, h: ClipVision, x: Activation) -> Activation:
+def encode_image(b: Builder, w: Weights, h: ClipVisionHyperparameters, x: Activation) -> Activation:
     """Compute a row for the class token and one for each patch."""
     v = w.get_submodel("v.")
     x = b.add(b.linear(x, to_matrix(v.patch_embd, h.pixels)), b.embed_positions(add_class_position(b, v), b.positions))
     return apply_transformer(b, v, h, b.layer_norm(x, require_bias(v.pre_ln), h.epsilon), h.layers)
 
 
-def project_image(b: Builder, w: Weights, h: ClipVision, x: Activation) -> Activation:
+def project_image(b: Builder, w: Weights, h: ClipVisionHyperparameters, x: Activation) -> Activation:
     """Project the class token's row."""
     return b.linear(b.layer_norm(x, require_bias(w.get_submodel("v.").post_ln), h.epsilon), w.visual_projection)
 
 
-def encode_text(b: Builder, w: Weights, h: ClipText, x: Activation) -> Activation:
+def encode_text(b: Builder, w: Weights, h: ClipTextHyperparameters, x: Activation) -> Activation:
     """Compute a row for each token.
 
     x: the sum of token and position embeddings.
@@ -135,7 +133,7 @@ def encode_text(b: Builder, w: Weights, h: ClipText, x: Activation) -> Activatio
     return apply_transformer(b, t, h, x, h.layers)
 
 
-def project_text(b: Builder, w: Weights, h: ClipText, x: Activation) -> Activation:
+def project_text(b: Builder, w: Weights, h: ClipTextHyperparameters, x: Activation) -> Activation:
     """Project the last token's row."""
     return b.linear(b.layer_norm(x, require_bias(w.get_submodel("t.").post_ln), h.epsilon), w.text_projection)
 

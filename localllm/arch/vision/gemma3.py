@@ -10,7 +10,7 @@ import numpy as np
 
 from localllm.arch.family import Activation, Builder, HyperparameterReader, Weights, frozen
 from localllm.arch.vision.hyperparameters import PreparedImage, VisionHyperparameters, group_in_squares, read_vision
-from localllm.arch.vision.resizing import BILINEAR, Picture, Size, resize
+from localllm.arch.vision.resizing import BILINEAR, ResizableImage, Size, resize
 from localllm.arch.vision.vit import apply_siglip, transpose
 
 MARKS = "<start_of_image>", "<end_of_image>"
@@ -21,21 +21,21 @@ encode = apply_siglip
 
 
 @frozen
-class Gemma3Vision(VisionHyperparameters):
+class Gemma3VisionHyperparameters(VisionHyperparameters):
     sees_ahead: ClassVar[bool] = True
 
 
-def read(fields: HyperparameterReader) -> Gemma3Vision:
-    return Gemma3Vision(**read_vision(fields, merge=4))
+def read(fields: HyperparameterReader) -> Gemma3VisionHyperparameters:
+    return Gemma3VisionHyperparameters(**read_vision(fields, merge=4))
 
 
-def prepare(h: VisionHyperparameters, picture: Picture) -> PreparedImage:
+def prepare(h: VisionHyperparameters, picture: ResizableImage) -> PreparedImage:
     """Prepare one square picture, between control tokens."""
     square = resize(picture, (h.side, h.side), BILINEAR)
     return PreparedImage([square], [MARKS[0], 0, MARKS[1]])
 
 
-def prepare_crops(h: VisionHyperparameters, picture: Picture) -> PreparedImage:
+def prepare_crops(h: VisionHyperparameters, picture: ResizableImage) -> PreparedImage:
     """Prepare a picture with pan-and-scan: its square and one of each crop, introduced by words.
 
     A picture that is too short to be cropped has only its square.
@@ -67,7 +67,7 @@ def compute_crops(size: Size) -> list[tuple[int, int, int, int]]:
     return [(0, begin, shorter, end) for begin, end in sides]
 
 
-def gather(h: VisionHyperparameters, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+def merge_patches(h: VisionHyperparameters, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     """Compute the mean of each square of patches, without incomplete squares at the borders."""
     rows, columns = (side // h.merge * h.merge for side in grid)
     patches = x.reshape(*grid, -1)[:rows, :columns].reshape(rows * columns, -1)

@@ -8,7 +8,7 @@ import numpy as np
 from localllm.arch.layer_state import PagedState
 from localllm.arch.metadata import HyperparameterReader
 from localllm.arch.verbs import FULL_ATTENTION
-from localllm.arch.vision.resizing import Picture, Size
+from localllm.arch.vision.resizing import ResizableImage, Size
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
@@ -24,7 +24,7 @@ class PreparedImage(NamedTuple):
             `Vision.arrange` returns.
     """
 
-    pictures: list[Picture]
+    pictures: list[ResizableImage]
     parts: list[str | int]
 
 
@@ -64,7 +64,7 @@ class VisionHyperparameters:
     sees_ahead: ClassVar[bool] = False  # in the language model, an image's tokens also attend to its later ones
 
     @property
-    def rms(self) -> bool:
+    def uses_rms_norm(self) -> bool:
         """Return whether norms are RMS norms, not layer norms."""
         return False
 
@@ -88,18 +88,18 @@ class VisionHyperparameters:
         return self.out
 
     @property
-    def most_patches(self) -> int:
+    def max_patches(self) -> int:
         """The maximum number of patches of a picture."""
         return (self.side // self.patch) ** 2
 
     @property
-    def most_grid(self) -> tuple[int, int]:
+    def max_grid(self) -> tuple[int, int]:
         """Rows and columns of patches of the largest picture."""
         return self.side // self.patch, self.side // self.patch
 
-    def compute_rows(self, picture: Picture, w: Weights) -> np.ndarray:
+    def compute_rows(self, picture: ResizableImage, w: Weights) -> np.ndarray:
         """Compute the encoder's input for a picture, float32 [patches, input_width]."""
-        return to_patches(self, picture)
+        return cut_into_patches(self, picture)
 
     def insert_breaks(self, rows: np.ndarray, grid: tuple[int, int], w: Weights) -> np.ndarray:
         """Return a picture's rows with the embeddings that the family inserts, such as line breaks."""
@@ -109,7 +109,7 @@ class VisionHyperparameters:
         """Arrange the rows of an image's pictures; a family may merge those of several pictures."""
         return rows
 
-    def compute_mrope_positions(self, picture: Picture) -> np.ndarray | None:
+    def compute_mrope_positions(self, picture: ResizableImage) -> np.ndarray | None:
         """Return the M-RoPE positions of a picture's rows in the language model, int64 [rows, 3].
 
         The columns are time, height and width. None means consecutive positions, as for text.
@@ -135,7 +135,7 @@ class VisionHyperparameters:
         """Return the state of every layer: keys and values."""
         return [PagedState(layer, self.heads, self.head_dim, self.head_dim) for layer in range(self.layers)]
 
-    def compute_grid(self, picture: Picture) -> tuple[int, int]:
+    def compute_grid(self, picture: ResizableImage) -> tuple[int, int]:
         """Return the number of rows and columns of patches."""
         columns, rows = picture.size
         return rows // self.patch, columns // self.patch
@@ -202,7 +202,7 @@ def read_rgb(fields: HyperparameterReader, name: str, least: float) -> tuple[flo
     return tuple(float(number) for number in numbers.astype(np.float32))
 
 
-def to_patches(h: VisionHyperparameters, picture: Picture) -> np.ndarray:
+def cut_into_patches(h: VisionHyperparameters, picture: ResizableImage) -> np.ndarray:
     """Return a picture in RGB as normalized patches, row by row, float32 [patches, 3 * patch * patch].
 
     A patch has all its red values first, then green, then blue, as the weights of a convolution.

@@ -9,7 +9,7 @@ import numpy as np
 
 from localllm.arch.family import Activation, Builder, HyperparameterReader, Weights, frozen
 from localllm.arch.vision.hyperparameters import PreparedImage, VisionHyperparameters, group_in_squares, read_vision
-from localllm.arch.vision.resizing import LANCZOS, Picture, resize
+from localllm.arch.vision.resizing import LANCZOS, ResizableImage, resize
 from localllm.arch.vision.vit import apply_siglip
 
 MARKS = "<fake_token_around_image>", "<global-img>"
@@ -17,7 +17,7 @@ encode = apply_siglip
 
 
 @frozen
-class Idefics3(VisionHyperparameters):
+class Idefics3Hyperparameters(VisionHyperparameters):
     """The encoder's hyperparameters.
 
     Attributes:
@@ -27,14 +27,14 @@ class Idefics3(VisionHyperparameters):
     longest: int
 
 
-def read(fields: HyperparameterReader) -> Idefics3:
+def read(fields: HyperparameterReader) -> Idefics3Hyperparameters:
     shared, longest = read_vision(fields, merge=1), fields.read_count("vision.preproc_image_size", 0)
     if longest > 32 * shared["side"]:
         raise fields.make_value_error("vision.preproc_image_size", f"up to {32 * shared['side']}")
-    return Idefics3(**shared, longest=longest)
+    return Idefics3Hyperparameters(**shared, longest=longest)
 
 
-def prepare(h: Idefics3, picture: Picture) -> PreparedImage:
+def prepare(h: Idefics3Hyperparameters, picture: ResizableImage) -> PreparedImage:
     """Prepare the tiles row by row, each after the token of its row and column, and then the whole image."""
     side, (columns, rows) = h.side, (0, 0)
     if h.longest:
@@ -65,7 +65,7 @@ def round_up_to_even(length: int) -> int:
     return length + length % 2
 
 
-def gather(h: VisionHyperparameters, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+def merge_patches(h: VisionHyperparameters, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     """Concatenate each square of patches to one row."""
     squares = group_in_squares(x, grid, h.merge)
     return squares.reshape(len(squares), -1)

@@ -14,7 +14,7 @@ import numpy as np
 from localllm.arch.family import Activation, Builder, HyperparameterReader, Weights, frozen
 from localllm.arch.vision.hyperparameters import PreparedImage, VisionHyperparameters, group_in_squares, read_vision
 from localllm.arch.vision.llava import add_class_position, prepend_class_token
-from localllm.arch.vision.resizing import BICUBIC, Picture, cut_into_tiles, list_grids, resize
+from localllm.arch.vision.resizing import BICUBIC, ResizableImage, cut_into_tiles, list_grids, resize
 from localllm.arch.vision.vit import apply_transformer, embed_patches
 
 MARKS = "<img>", "</img>"
@@ -24,7 +24,7 @@ EPSILON = 1e-5  # of the projector's norm
 
 
 @frozen
-class InternVision(VisionHyperparameters):
+class InternVisionHyperparameters(VisionHyperparameters):
     """The encoder's hyperparameters.
 
     Attributes:
@@ -36,49 +36,49 @@ class InternVision(VisionHyperparameters):
     exact: ClassVar[bool] = True
 
     @property
-    def rms(self) -> bool:
+    def uses_rms_norm(self) -> bool:
         return (self.width, self.layers) == LARGE
 
     @property
-    def most_patches(self) -> int:
+    def max_patches(self) -> int:
         """The number of patches, including the class token for the whole picture."""
-        return super().most_patches + 1
+        return super().max_patches + 1
 
-    def compute_rows(self, picture: Picture, w: Weights) -> np.ndarray:
+    def compute_rows(self, picture: ResizableImage, w: Weights) -> np.ndarray:
         """Return the patches after zeros for the class token."""
         return prepend_class_token(self, picture)
 
 
-def read(fields: HyperparameterReader) -> InternVision:
+def read(fields: HyperparameterReader) -> InternVisionHyperparameters:
     least_tiles = fields.read_integer("vision.preproc_min_tiles", 1, 1, MAX_TILES)
     most_tiles = fields.read_integer("vision.preproc_max_tiles", 12, least_tiles, MAX_TILES)
-    h = InternVision(**read_vision(fields), tiles=(least_tiles, most_tiles))
-    if h.most_grid[0] % h.merge:
-        raise fields.make_error(f"{h.most_grid[0]} patches per side are not divisible by the merge factor {h.merge}")
+    h = InternVisionHyperparameters(**read_vision(fields), tiles=(least_tiles, most_tiles))
+    if h.max_grid[0] % h.merge:
+        raise fields.make_error(f"{h.max_grid[0]} patches per side are not divisible by the merge factor {h.merge}")
     return h
 
 
-def prepare(h: InternVision, picture: Picture) -> PreparedImage:
+def prepare(h: InternVisionHyperparameters, picture: ResizableImage) -> PreparedImage:
     """Prepare the tiles row by row and then the whole image, between control tokens."""
     tiles = cut_into_tiles(picture, list_grids(*h.tiles, h.side), h.side)
     overview = resize(picture, (h.side, h.side), BICUBIC)
     return PreparedImage([*tiles, overview], [MARKS[0], *range(len(tiles) + 1), MARKS[1]])
 
 
-def encode(b: Builder, w: Weights, h: InternVision, x: Activation) -> Activation:
+def encode(b: Builder, w: Weights, h: InternVisionHyperparameters, x: Activation) -> Activation:
     """Compute a row for the class token and one for each patch."""
     v = w.get_submodel("v.")
     x = b.add(embed_patches(b, v, h, x), b.embed_positions(add_class_position(b, v), b.positions))
     return apply_transformer(b, v, h, x, h.layers)
 
 
-def gather(h: InternVision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+def merge_patches(h: InternVisionHyperparameters, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     """Concatenate each square of patches to one row."""
     squares = group_in_squares(x[1:], grid, h.merge)
     return squares.reshape(len(squares), -1)
 
 
-def project(b: Builder, w: Weights, h: InternVision, x: Activation) -> Activation:
+def project(b: Builder, w: Weights, h: InternVisionHyperparameters, x: Activation) -> Activation:
     mlp = w.get_submodel("mm.model.mlp.")
     x = b.layer_norm(x, mlp.require("0"), EPSILON)
     return b.linear(b.gelu_erf(b.linear(x, mlp.require("1"))), mlp.require("3"))

@@ -12,14 +12,14 @@ import numpy as np
 
 from localllm.arch.family import Activation, Builder, HyperparameterReader, Weights, frozen
 from localllm.arch.vision.any_size import (
-    AnySizeVision,
+    AnySizeVisionHyperparameters,
     compute_area_weights,
     interpolate_table,
     read_any_size,
     require_square_table,
 )
-from localllm.arch.vision.hyperparameters import PreparedImage, group_in_squares, to_patches
-from localllm.arch.vision.resizing import BILINEAR, Picture, Size, cut_tiles, resize, resize_with_bars
+from localllm.arch.vision.hyperparameters import PreparedImage, cut_into_patches, group_in_squares
+from localllm.arch.vision.resizing import BILINEAR, ResizableImage, Size, cut_tiles, resize, resize_with_bars
 from localllm.arch.vision.vit import apply_transformer, embed_patches
 
 MARKS = "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"
@@ -29,42 +29,42 @@ EPSILON = 1e-5  # of the projector's norm
 
 
 @frozen
-class Lfm2Vision(AnySizeVision):
+class Lfm2VisionHyperparameters(AnySizeVisionHyperparameters):
     least: ClassVar[int] = 64
     square: ClassVar[int] = 16
 
     @property
-    def most_grid(self) -> tuple[int, int]:
+    def max_grid(self) -> tuple[int, int]:
         side = max(self.square * self.merge, TILE // self.patch)
         return side, side
 
     @property
-    def most_patches(self) -> int:
-        return self.most_grid[0] ** 2
+    def max_patches(self) -> int:
+        return self.max_grid[0] ** 2
 
     @property
     def input_width(self) -> int:
         """The width of a patch and its position embedding."""
         return self.pixels + self.width
 
-    def compute_rows(self, picture: Picture, w: Weights) -> np.ndarray:
+    def compute_rows(self, picture: ResizableImage, w: Weights) -> np.ndarray:
         positions = interpolate_table(
             w.get_submodel("v.").position_embd, self.compute_grid(picture), compute_area_weights
         )
-        return np.concatenate((to_patches(self, picture), positions.reshape(-1, self.width)), axis=1)
+        return np.concatenate((cut_into_patches(self, picture), positions.reshape(-1, self.width)), axis=1)
 
-    def fit(self, picture: Picture) -> Picture:
+    def fit(self, picture: ResizableImage) -> ResizableImage:
         return resize(picture, self.round_size(picture.size), BILINEAR)
 
 
-def read(fields: HyperparameterReader) -> Lfm2Vision:
-    h = Lfm2Vision(**read_any_size(fields, merge=2))
+def read(fields: HyperparameterReader) -> Lfm2VisionHyperparameters:
+    h = Lfm2VisionHyperparameters(**read_any_size(fields, merge=2))
     if TILE % (h.patch * h.merge):
         raise fields.make_error(f"patch size times merge factor, {h.patch * h.merge}, must divide the tile size {TILE}")
     return h
 
 
-def prepare(h: Lfm2Vision, picture: Picture) -> PreparedImage:
+def prepare(h: Lfm2VisionHyperparameters, picture: ResizableImage) -> PreparedImage:
     """Prepare one picture, or its tiles row by row and then the whole image, between control tokens."""
     begin, end, thumbnail = MARKS
     if not is_large(h, picture.size):
@@ -77,7 +77,7 @@ def prepare(h: Lfm2Vision, picture: Picture) -> PreparedImage:
     return PreparedImage([*tiles, h.fit(picture)], [*parts, thumbnail, len(tiles), end])
 
 
-def is_large(h: Lfm2Vision, size: Size) -> bool:
+def is_large(h: Lfm2VisionHyperparameters, size: Size) -> bool:
     """Return whether an image has more than twice the pixels that one picture may have."""
     unit = h.patch * h.merge
     columns, rows = (max(h.patch, round(length / unit) * unit) for length in size)
@@ -99,20 +99,20 @@ def choose_grid(size: Size) -> Size:
     return best
 
 
-def encode(b: Builder, w: Weights, h: Lfm2Vision, x: Activation) -> Activation:
+def encode(b: Builder, w: Weights, h: Lfm2VisionHyperparameters, x: Activation) -> Activation:
     v = w.get_submodel("v.")
     require_square_table(b, v.position_embd, h.width)
     x = b.add(embed_patches(b, v, h, b.slice_columns(x, 0, h.pixels)), b.slice_columns(x, h.pixels, h.input_width))
     return b.layer_norm(apply_transformer(b, v, h, x, h.layers), v.post_ln, h.epsilon)
 
 
-def gather(h: Lfm2Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+def merge_patches(h: Lfm2VisionHyperparameters, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     """Concatenate each square of patches to one row."""
     squares = group_in_squares(x, grid, h.merge)
     return squares.reshape(len(squares), -1)
 
 
-def project(b: Builder, w: Weights, h: Lfm2Vision, x: Activation) -> Activation:
+def project(b: Builder, w: Weights, h: Lfm2VisionHyperparameters, x: Activation) -> Activation:
     norm = w.get("mm.input_norm")
     x = b.layer_norm(x, norm, EPSILON) if norm else x
     return b.linear(b.gelu_erf(b.linear(x, w.require("mm.1"))), w.require("mm.2"))

@@ -19,8 +19,16 @@ from typing import NamedTuple
 import numpy as np
 
 from localllm.arch.family import Activation, Builder, HyperparameterReader, Weight, Weights, frozen
-from localllm.arch.vision.hyperparameters import PreparedImage, VisionHyperparameters, read_vision, to_patches
-from localllm.arch.vision.resizing import BICUBIC, Picture, Size, choose_size, cut_tiles, resize, resize_with_bars
+from localllm.arch.vision.hyperparameters import PreparedImage, VisionHyperparameters, cut_into_patches, read_vision
+from localllm.arch.vision.resizing import (
+    BICUBIC,
+    ResizableImage,
+    Size,
+    choose_size,
+    cut_tiles,
+    resize,
+    resize_with_bars,
+)
 from localllm.arch.vision.vit import apply_transformer, make_table, to_array, to_matrix
 from localllm.errors import ModelError
 
@@ -28,8 +36,8 @@ MARKS = ()
 BARS = 122, 116, 104  # CLIP's mean colour
 
 
-class CuttingRules(NamedTuple):
-    """The rules for cutting images.
+class TilingRules(NamedTuple):
+    """The sizes at which images are cut into tiles, and the order of the tiles' rows.
 
     Attributes:
         sizes: allowed sizes in pixels, multiples of a tile; an image is resized to the best one; (): it is not cut.
@@ -41,7 +49,7 @@ class CuttingRules(NamedTuple):
 
 
 @frozen
-class Llava(VisionHyperparameters):
+class LlavaHyperparameters(VisionHyperparameters):
     """The encoder's hyperparameters.
 
     Attributes:
@@ -49,14 +57,14 @@ class Llava(VisionHyperparameters):
     """
 
     seen: int
-    cuts: CuttingRules
+    cuts: TilingRules
 
     @property
-    def most_patches(self) -> int:
+    def max_patches(self) -> int:
         """The number of patches, including the class token for the whole image."""
-        return super().most_patches + 1
+        return super().max_patches + 1
 
-    def compute_rows(self, picture: Picture, w: Weights) -> np.ndarray:
+    def compute_rows(self, picture: ResizableImage, w: Weights) -> np.ndarray:
         """Return the patches after zeros for the class token."""
         return prepend_class_token(self, picture)
 
@@ -66,15 +74,15 @@ class Llava(VisionHyperparameters):
         return [arrange_rows(rows, size, self.cuts, self.side, get_newline_values(w, self.cuts, self.out))]
 
 
-def prepend_class_token(h: VisionHyperparameters, picture: Picture) -> np.ndarray:
+def prepend_class_token(h: VisionHyperparameters, picture: ResizableImage) -> np.ndarray:
     """Return the patches after a row of zeros for the class token, float32 [1 + patches, pixels]."""
-    return np.pad(to_patches(h, picture), ((1, 0), (0, 0)))
+    return np.pad(cut_into_patches(h, picture), ((1, 0), (0, 0)))
 
 
-def read(fields: HyperparameterReader) -> Llava:
+def read(fields: HyperparameterReader) -> LlavaHyperparameters:
     shared = read_vision(fields)
     cuts = read_anyres(fields, shared["side"])
-    return Llava(**shared, seen=read_feature_layer(fields, shared["layers"]), cuts=cuts)
+    return LlavaHyperparameters(**shared, seen=read_feature_layer(fields, shared["layers"]), cuts=cuts)
 
 
 def read_feature_layer(fields: HyperparameterReader, layers: int) -> int:
@@ -89,28 +97,28 @@ def read_feature_layer(fields: HyperparameterReader, layers: int) -> int:
     return numbers[0]
 
 
-def prepare(h: Llava, picture: Picture) -> PreparedImage:
+def prepare(h: LlavaHyperparameters, picture: ResizableImage) -> PreparedImage:
     """Prepare one square picture, or several whose rows follow one another, without control tokens."""
     if h.cuts.sizes:
         return PreparedImage(cut_squares(picture, h.side, h.cuts), [0])
     return PreparedImage([resize_with_bars(picture, (h.side, h.side), BICUBIC, BARS)], [0])
 
 
-def encode(b: Builder, w: Weights, h: Llava, x: Activation) -> Activation:
+def encode(b: Builder, w: Weights, h: LlavaHyperparameters, x: Activation) -> Activation:
     """Compute a row for the class token and one for each patch."""
     v = w.get_submodel("v.")
     x = b.linear(x, to_matrix(v.patch_embd, h.pixels))
     x = b.add(x, b.embed_positions(add_class_position(b, v), b.positions))
     x = b.layer_norm(x, norm, h.epsilon) if (norm := v.get("pre_ln")) else x
     for layer in range(h.seen, h.layers):
-        b.ignore(*v.get_layer(layer).list_all())
+        b.ignore(*v.get_layer(layer).list_weights())
     x = apply_transformer(b, v, h, x, h.seen)
     return b.layer_norm(x, norm, h.epsilon) if (norm := v.get("post_ln")) else x
 
 
 def add_class_position(b: Builder, v: Weights) -> Weight:
     """Return the table of positions, with the class token's embedding added to its first row."""
-    table, kernel, bias = v.position_embd, v.require_bare("class_embd"), v.patch_embd.bias
+    table, kernel, bias = v.position_embd, v.require_exact("class_embd"), v.patch_embd.bias
     b.ignore(table, kernel)
     if len(table.shape) != 2:
         raise ModelError(f"tensor {table.name} must be a matrix (found the shape {list(table.shape)})")
@@ -124,12 +132,12 @@ def add_class_position(b: Builder, v: Weights) -> Weight:
     return make_table(table.name, numbers)
 
 
-def gather(h: VisionHyperparameters, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+def merge_patches(h: VisionHyperparameters, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     """Return the patches' rows, without the class token's."""
     return x[1:]
 
 
-def project(b: Builder, w: Weights, h: Llava, x: Activation) -> Activation:
+def project(b: Builder, w: Weights, h: LlavaHyperparameters, x: Activation) -> Activation:
     mm = w.get_submodel("mm.")
     if newline := find_newline(w, h.cuts, h.out):
         b.ignore(newline)
@@ -141,14 +149,14 @@ NEWLINES = "v.image_newline", "model.image_newline"  # names of the newline embe
 UNPADDED = "spatial_unpad"
 
 
-def read_anyres(fields: HyperparameterReader, side: int) -> CuttingRules:
+def read_anyres(fields: HyperparameterReader, side: int) -> TilingRules:
     """Read how images are cut. Raises ModelError.
 
     side: side of a tile.
     """
     name = "vision.image_grid_pinpoints"
     if fields.read_raw(name) is None:
-        return CuttingRules()
+        return TilingRules()
     numbers = fields.read_array(name, "iu", "an array of whole numbers").astype(np.int64)
     sizes = numbers.reshape(-1, 2) if len(numbers) % 2 == 0 else numbers[:0].reshape(0, 2)
     tiles = sizes // side
@@ -158,18 +166,16 @@ def read_anyres(fields: HyperparameterReader, side: int) -> CuttingRules:
         raise fields.make_value_error(name, f"sizes of up to {MAX_TILES} tiles")
     merge = "vision.mm_patch_merge_type"
     is_unpadded = fields.read_text(merge, "flat") == UNPADDED
-    return CuttingRules(tuple((int(columns), int(rows)) for columns, rows in sizes), is_unpadded)
+    return TilingRules(tuple((int(columns), int(rows)) for columns, rows in sizes), is_unpadded)
 
 
-def cut_squares(picture: Picture, side: int, anyres: CuttingRules) -> list[Picture]:
+def cut_squares(picture: ResizableImage, side: int, anyres: TilingRules) -> list[ResizableImage]:
     """Return the whole image as a square, and then its tiles, row by row."""
     overview = resize(picture, (side, side), BICUBIC)
     return [overview, *cut_tiles(resize_with_bars(picture, choose_size(picture.size, anyres.sizes), BICUBIC), side)]
 
 
-def arrange_rows(
-    rows: list[np.ndarray], size: Size, anyres: CuttingRules, side: int, newline: np.ndarray
-) -> np.ndarray:
+def arrange_rows(rows: list[np.ndarray], size: Size, anyres: TilingRules, side: int, newline: np.ndarray) -> np.ndarray:
     """Order the rows of an image's tiles, float32 [rows, width] each, as the language model reads them.
 
     size: size of the image.  newline: float32 [width], the embedding after a line.
@@ -195,7 +201,7 @@ def remove_bars(grid: np.ndarray, size: Size) -> np.ndarray:
     return grid[:, bar : columns - bar]
 
 
-def find_newline(w: Weights, anyres: CuttingRules, width: int) -> Weight | None:
+def find_newline(w: Weights, anyres: TilingRules, width: int) -> Weight | None:
     """Return the embedding after each line of patches; None if the file has none.
 
     Raises ModelError if the model needs one, or if the embedding does not have `width` elements.
@@ -206,7 +212,7 @@ def find_newline(w: Weights, anyres: CuttingRules, width: int) -> Weight | None:
     return weight and weight.require_shape(width)
 
 
-def get_newline_values(w: Weights, anyres: CuttingRules, width: int) -> np.ndarray:
+def get_newline_values(w: Weights, anyres: TilingRules, width: int) -> np.ndarray:
     """Return the newline embedding, float32 [width]; zeros if the file has none."""
     weight = find_newline(w, anyres, width)
     return np.zeros(width, np.float32) if weight is None else to_array(weight)

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from localllm.arch.family import Activation, Builder, HyperparameterReader, Rope, Weight, Weights, frozen
-from localllm.arch.vision.any_size import AnySizeVision, read_any_size
-from localllm.arch.vision.hyperparameters import PreparedImage, to_patches
-from localllm.arch.vision.resizing import Picture
+from localllm.arch.family import Activation, Builder, HyperparameterReader, RopeParameters, Weight, Weights, frozen
+from localllm.arch.vision.any_size import AnySizeVisionHyperparameters, read_any_size
+from localllm.arch.vision.hyperparameters import PreparedImage, cut_into_patches
+from localllm.arch.vision.resizing import ResizableImage
 from localllm.arch.vision.vit import apply_norm, apply_transformer, to_matrix
 
 MARKS = "<|vision_start|>", "<|vision_end|>"
@@ -18,7 +18,7 @@ WINDOW = 112  # pixels, on each side
 
 
 @frozen
-class Qwen2Vision(AnySizeVision):
+class Qwen2VisionHyperparameters(AnySizeVisionHyperparameters):
     """The encoder's hyperparameters.
 
     Attributes:
@@ -31,20 +31,22 @@ class Qwen2Vision(AnySizeVision):
     square: ClassVar[int] = 64
 
     @property
-    def rms(self) -> bool:
+    def uses_rms_norm(self) -> bool:
         return self.kind == "qwen2.5vl_merger"
 
     @property
-    def rope(self) -> Rope:
-        """The RoPE: both halves of the pairs have every second frequency."""
+    def rope(self) -> RopeParameters:
+        """The parameters of RoPE; each half of the pairs has every second frequency."""
         pairs = tuple(range(0, self.head_dim // 2, 2)) * 2
-        return Rope(self.head_dim, self.head_dim, interleaved=False, frequency_pairs=pairs, pair_axes=self.pair_axes)
+        return RopeParameters(
+            self.head_dim, self.head_dim, interleaved=False, frequency_pairs=pairs, pair_axes=self.pair_axes
+        )
 
     def is_windowed(self, layer: int) -> bool:
         return bool(self.pattern) and (layer + 1) % self.pattern != 0
 
     def list_patches(self, grid: tuple[int, int]) -> np.ndarray:
-        """Return row and column of each patch, int64 [patches, 2], window by window.
+        """List each patch's row and column, int64 [patches, 2], window by window.
 
         Inside a window, patches that become one row of the language model are adjacent.
         """
@@ -53,10 +55,10 @@ class Qwen2Vision(AnySizeVision):
         order = np.lexsort((x, y, x // self.merge, y // self.merge, x // side, y // side))
         return np.stack([y[order], x[order]], axis=1)
 
-    def compute_rows(self, picture: Picture, w: Weights) -> np.ndarray:
+    def compute_rows(self, picture: ResizableImage, w: Weights) -> np.ndarray:
         grid = self.compute_grid(picture)
         y, x = self.list_patches(grid).T
-        return to_patches(self, picture)[y * grid[1] + x]
+        return cut_into_patches(self, picture)[y * grid[1] + x]
 
     def compute_rotary_positions(self, grid: tuple[int, int]) -> np.ndarray:
         return np.pad(self.list_patches(grid), ((0, 0), (1, 0)))
@@ -68,39 +70,41 @@ class Qwen2Vision(AnySizeVision):
         changes = np.flatnonzero((np.diff(numbers, axis=0) != 0).any(axis=1)) + 1
         return np.append(changes, len(numbers))
 
-    def compute_mrope_positions(self, picture: Picture) -> np.ndarray:
+    def compute_mrope_positions(self, picture: ResizableImage) -> np.ndarray:
         rows, columns = (length // self.merge for length in self.compute_grid(picture))
         y, x = np.indices((rows, columns)).reshape(2, -1)
         return np.stack([np.zeros_like(y), y, x], axis=1)
 
 
-def read(fields: HyperparameterReader) -> Qwen2Vision:
+def read(fields: HyperparameterReader) -> Qwen2VisionHyperparameters:
     shared = read_any_size(fields, merge=2)
     is_windowed = shared["kind"] == "qwen2.5vl_merger"
-    h = Qwen2Vision(**shared, pattern=fields.read_count("vision.n_wa_pattern", None if is_windowed else 0))
+    h = Qwen2VisionHyperparameters(
+        **shared, pattern=fields.read_count("vision.n_wa_pattern", None if is_windowed else 0)
+    )
     if is_windowed and h.patch * h.merge > WINDOW:
         raise fields.make_error(f"patch size times merge factor must be at most {WINDOW} (found {h.patch * h.merge})")
     return h
 
 
-def prepare(h: Qwen2Vision, picture: Picture) -> PreparedImage:
+def prepare(h: Qwen2VisionHyperparameters, picture: ResizableImage) -> PreparedImage:
     """Prepare one picture, between control tokens."""
     return PreparedImage([h.fit(picture)], [MARKS[0], 0, MARKS[1]])
 
 
-def encode(b: Builder, w: Weights, h: Qwen2Vision, x: Activation) -> Activation:
+def encode(b: Builder, w: Weights, h: Qwen2VisionHyperparameters, x: Activation) -> Activation:
     v = w.get_submodel("v.")
     x = apply_transformer(b, v, h, embed_video_patches(b, v, h, x), h.layers, lambda y: b.rope(y, h.rope, b.positions))
     return apply_norm(b, h, x, v.post_ln)
 
 
-def embed_video_patches(b: Builder, v: Weights, h: Qwen2Vision, x: Activation) -> Activation:
+def embed_video_patches(b: Builder, v: Weights, h: Qwen2VisionHyperparameters, x: Activation) -> Activation:
     """Embed patches as two equal frames of a video, with a convolution for each frame."""
-    first, second = (to_matrix(weight, h.pixels) for weight in (v.patch_embd, v.require_bare("patch_embd.weight.1")))
+    first, second = (to_matrix(weight, h.pixels) for weight in (v.patch_embd, v.require_exact("patch_embd.weight.1")))
     return b.add(b.linear(x, first), b.linear(x, second))
 
 
-def gather(h: Qwen2Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+def merge_patches(h: Qwen2VisionHyperparameters, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     """Concatenate each square of patches to one row, in the order of the picture, not of its windows."""
     together = h.merge**2
     places = h.list_patches(grid)[::together] // h.merge
@@ -109,7 +113,7 @@ def gather(h: Qwen2Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     return rows
 
 
-def project(b: Builder, w: Weights, h: Qwen2Vision, x: Activation) -> Activation:
+def project(b: Builder, w: Weights, h: Qwen2VisionHyperparameters, x: Activation) -> Activation:
     return apply_two_matrices(b, x, w.require("mm.0"), w.require("mm.2"))
 
 

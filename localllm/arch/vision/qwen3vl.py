@@ -8,15 +8,22 @@ import numpy as np
 
 from localllm.arch.family import Activation, Builder, HyperparameterReader, Weights, frozen
 from localllm.arch.vision.any_size import compute_corner_weights, interpolate_table, read_any_size, require_square_table
-from localllm.arch.vision.qwen2vl import MARKS, Qwen2Vision, apply_two_matrices, embed_video_patches, gather, prepare
-from localllm.arch.vision.resizing import Picture
+from localllm.arch.vision.qwen2vl import (
+    MARKS,
+    Qwen2VisionHyperparameters,
+    apply_two_matrices,
+    embed_video_patches,
+    merge_patches,
+    prepare,
+)
+from localllm.arch.vision.resizing import ResizableImage
 from localllm.arch.vision.vit import apply_norm, block
 
-__all__ = ["MARKS", "encode", "gather", "prepare", "project", "read"]
+__all__ = ["MARKS", "encode", "merge_patches", "prepare", "project", "read"]
 
 
 @frozen
-class Qwen3Vision(Qwen2Vision):
+class Qwen3VisionHyperparameters(Qwen2VisionHyperparameters):
     """The encoder's hyperparameters.
 
     Attributes:
@@ -34,14 +41,14 @@ class Qwen3Vision(Qwen2Vision):
     def row_width(self) -> int:
         return (1 + len(self.deep)) * self.out
 
-    def compute_rows(self, picture: Picture, w: Weights) -> np.ndarray:
+    def compute_rows(self, picture: ResizableImage, w: Weights) -> np.ndarray:
         grid = self.compute_grid(picture)
         y, x = self.list_patches(grid).T
         positions = interpolate_table(w.get_submodel("v.").position_embd, grid, compute_corner_weights)
         return np.concatenate((super().compute_rows(picture, w), positions[y, x]), axis=1)
 
 
-def read(fields: HyperparameterReader) -> Qwen3Vision:
+def read(fields: HyperparameterReader) -> Qwen3VisionHyperparameters:
     shared, name = read_any_size(fields, merge=2), "vision.is_deepstack_layers"
     flags = fields.read_array(name, "b", "an array of flags") if fields.has(name) else np.zeros(0)
     deep = tuple(np.flatnonzero(flags).tolist())
@@ -49,10 +56,10 @@ def read(fields: HyperparameterReader) -> Qwen3Vision:
         raise fields.make_error(
             f"{fields.format_key(name)} names layer {deep[-1]}, but there are only {shared['layers']} layers"
         )
-    return Qwen3Vision(**shared, pattern=0, deep=deep)
+    return Qwen3VisionHyperparameters(**shared, pattern=0, deep=deep)
 
 
-def encode(b: Builder, w: Weights, h: Qwen3Vision, x: Activation) -> Activation:
+def encode(b: Builder, w: Weights, h: Qwen3VisionHyperparameters, x: Activation) -> Activation:
     """Compute a row for each patch: the output of the last layer, then those of the DeepStack layers."""
     v = w.get_submodel("v.")
     require_square_table(b, v.position_embd, h.width)
@@ -67,8 +74,8 @@ def encode(b: Builder, w: Weights, h: Qwen3Vision, x: Activation) -> Activation:
     return x
 
 
-def project(b: Builder, w: Weights, h: Qwen3Vision, x: Activation) -> Activation:
-    """Return rows as wide as the language model's embeddings, side by side."""
+def project(b: Builder, w: Weights, h: Qwen3VisionHyperparameters, x: Activation) -> Activation:
+    """Project each output to the language model's width; concatenate the results, [rows, outputs * width]."""
     y = apply_two_matrices(b, slice_output(b, h, x, 0), w.require("mm.0"), w.require("mm.2"))
     for number, layer in enumerate(h.deep, 1):
         weights = w.get_submodel(f"v.deepstack.{layer}.")
@@ -77,7 +84,7 @@ def project(b: Builder, w: Weights, h: Qwen3Vision, x: Activation) -> Activation
     return y
 
 
-def slice_output(b: Builder, h: Qwen3Vision, x: Activation, number: int) -> Activation:
+def slice_output(b: Builder, h: Qwen3VisionHyperparameters, x: Activation, number: int) -> Activation:
     """Return the columns of merged patches with one output.
 
     number: 0 for the last layer's output, 1, ... for those of DeepStack layers.

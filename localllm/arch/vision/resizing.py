@@ -12,25 +12,25 @@ Size = tuple[int, int]
 LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # Pillow's filter numbers
 
 
-class Picture(Protocol):
-    """The methods of a picture in use: a Pillow image in RGB."""
+class ResizableImage(Protocol):
+    """The part of Pillow's Image that resizing uses; images are RGB."""
 
     @property
     def size(self) -> Size: ...
 
-    def resize(self, size: Size, resample: int) -> "Picture": ...
+    def resize(self, size: Size, resample: int) -> "ResizableImage": ...
 
-    def crop(self, box: tuple[int, int, int, int]) -> "Picture": ...
+    def crop(self, box: tuple[int, int, int, int]) -> "ResizableImage": ...
 
 
 class PixelLimits(NamedTuple):
-    """The limits on the number of a picture's pixels."""
+    """The minimum and maximum number of pixels of a picture."""
 
     least: int
     most: int
 
 
-def resize(picture: Picture, size: Size, resample: int) -> Any:
+def resize(picture: ResizableImage, size: Size, resample: int) -> Any:
     """Resize a picture: first its columns, then its rows, as in llama.cpp.
 
     The order matters, because values are rounded in between; Pillow 13 by itself takes the cheaper one.
@@ -38,7 +38,9 @@ def resize(picture: Picture, size: Size, resample: int) -> Any:
     return picture.resize((size[0], picture.size[1]), resample).resize(size, resample)
 
 
-def resize_with_bars(picture: Picture, size: Size, resample: int, colour: tuple[int, int, int] = (0, 0, 0)) -> Picture:
+def resize_with_bars(
+    picture: ResizableImage, size: Size, resample: int, colour: tuple[int, int, int] = (0, 0, 0)
+) -> ResizableImage:
     """Scale a picture to fit a size, with bars above and below or on both sides."""
     from PIL import Image  # whoever has a picture has Pillow installed
 
@@ -54,7 +56,7 @@ def resize_with_bars(picture: Picture, size: Size, resample: int, colour: tuple[
 
 
 def round_size(size: Size, unit: int, pixels: PixelLimits) -> Size:
-    """Return the size nearest to a picture's whose sides are multiples of `unit`, within the limits."""
+    """Round both sides of a picture to multiples of `unit`, scaled so that the pixels are within the limits."""
     columns, rows = (max(unit, int(np.floor(np.float32(length) / np.float32(unit) + 0.5)) * unit) for length in size)
     area = np.float32(size[1]) * np.float32(size[0])
     if columns * rows > pixels.most:
@@ -90,14 +92,14 @@ def list_grids(minimum: int, maximum: int, side: int) -> list[Size]:
     ]
 
 
-def cut_into_tiles(picture: Picture, allowed: Sequence[Size], side: int) -> list[Picture]:
+def cut_into_tiles(picture: ResizableImage, allowed: Sequence[Size], side: int) -> list[ResizableImage]:
     """Cut a picture with black bars into squares, row by row; none if it is no larger than one square."""
     if max(picture.size) <= side:
         return []
     return cut_tiles(resize_with_bars(picture, choose_size(picture.size, allowed), BICUBIC), side)
 
 
-def cut_tiles(picture: Picture, side: int) -> list[Picture]:
+def cut_tiles(picture: ResizableImage, side: int) -> list[ResizableImage]:
     """Cut a picture into squares, row by row."""
     columns, rows = (length // side for length in picture.size)
     return [

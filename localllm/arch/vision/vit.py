@@ -97,11 +97,11 @@ def apply_layer_scale(b: Builder, x: Activation, scales: Weight | None) -> Activ
 
 def apply_norm(b: Builder, h: VisionHyperparameters, x: Activation, weight: Weight) -> Activation:
     """Apply the encoder's norm, RMSNorm or LayerNorm."""
-    return (b.rms_norm if h.rms else b.layer_norm)(x, weight, h.epsilon)
+    return (b.rms_norm if h.uses_rms_norm else b.layer_norm)(x, weight, h.epsilon)
 
 
 def split_qkv(w: Weights, h: VisionHyperparameters) -> list[Weight]:
-    """Return the matrices of queries, keys and values, from three tensors or a fused one."""
+    """Return the matrices of queries, keys and values, which the file has separately or fused."""
     fused = w.get("attn_qkv")
     return fused.split(h.width, h.width, h.width) if fused else [w.attn_q, w.attn_k, w.attn_v]
 

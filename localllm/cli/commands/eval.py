@@ -37,9 +37,9 @@ def eval(
         "MODEL... QUESTIONS", "One or more models, and a file of questions: JSONL, an object per line.", offer_models
     ),
     *,
-    grader: Literal["exact", "number", "choice", "regex", "json", "program"] = option(
-        "--grader", "Grader of questions that name none.  [default: exact]", "NAME", default="exact"
-    ),
+    grader: Literal[
+        "exact", "number", "choice", "regex", "json", "program", "likelihood", "likelihood_per_byte"
+    ] = option("--grader", "Grader of questions that name none.  [default: exact]", "NAME", default="exact"),
     output: str | None = option(
         "-o --output",
         "JSONL file for the answers; questions that it already answers are skipped. With several models, each "
@@ -58,9 +58,10 @@ def eval(
     Each line of QUESTIONS is a JSON object: "prompt", "question" or "messages", the right "answer", and "grader" if it
     is not --grader's: exact (the same text), number (the last number), choice (of "choices", by default A, B, C, D),
     regex (found in the answer), json ("schema", "answer" or both), program ("test", Python that is run after the
-    answer's code in a confined process, as in HumanEval). Prints how many are right, with 95% Wilson intervals, and
-    McNemar's test for each pair of models. Questions with a "group" are also counted by group. Answers are greedy
-    unless --temp is given.
+    answer's code in a confined process, as in HumanEval), likelihood and likelihood_per_byte ("choices" are scored by
+    their log probability after the prompt, as in lm-evaluation-harness). Prints how many are right, with 95% Wilson
+    intervals, and McNemar's test for each pair of models. Questions with a "group" are also counted by group. Answers
+    are greedy unless --temp is given.
 
     Examples:
       localllm eval model.gguf questions.jsonl
@@ -94,9 +95,11 @@ def eval(
         job = MapJob(
             path, PromptBuilder(ask.prompt, None, system, first=opening.get_first_messages(model, is_remote=False)),
             options.build_generation_options(None, own), 1, True, engine.context, engine.threads,
-            engine.cache.format_types(), ask.chat_template, json_as_text=True, **engine.adapters.absolute_fields(),
+            engine.cache.format_types(), ask.chat_template, json_as_text=True, scored=questions.scored,
+            **engine.adapters.absolute_fields(),
         )  # fmt: skip
-        if warning := warn_missing_template(path, ask.chat_template):
+        is_generating = len(questions.scored) < len(questions.records)
+        if warning := warn_missing_template(path, ask.chat_template) if is_generating else None:
             say(f"localllm: warning: {model}: {warning}; choose one with --chat-template")
         results = answer_questions(model, job, engine, questions.records, (data, file), output_file, redo)
         failed += sum("error" in result for result in results)

@@ -233,7 +233,8 @@ def list_local_models() -> list[ServedModel]:
     on_disk = [each for each in list_models_on_disk() if each.is_whole and not each.kind]
     models = [ServedModel(each.name, str(each.path), each.name) for each in on_disk]
     paths, settings = {each.name: each.path for each in models}, load_settings()
-    named = {alias: paths[target] for alias, target in settings.aliases.items() if target in paths}
+    targets = {alias: settings.follow_alias(alias)[-1] for alias in settings.aliases}
+    named = {alias: paths[target] for alias, target in targets.items() if target in paths}
     models += [ServedModel(alias, path, alias) for alias, path in named.items() if alias in settings.model]
     for name in list_created_names():
         with suppress(LocalllmError):  # one whose model is missing
@@ -251,11 +252,17 @@ def find_added(
 ) -> "Iterator[tuple[str, str, NameOptions]]":
     """Yield the local models with other names than these, and names created anew: name, path and options of the name.
 
+    Created names that were removed since have the path "".
+
     stamps: the times of the names' Modelfiles, which are updated.  wanted: yield the model of this name instead,
     wherever it is on this computer.
     """
     from localllm.server.model_pool import NameOptions
 
+    if not wanted:
+        for name in [name for name in names if stamps.get(name) and not get_stamp(name)]:
+            del stamps[name]
+            yield name, "", NameOptions()
     for each in [ServedModel(wanted, locate_by_name(wanted), wanted)] if wanted else list_local_models():
         stamp = get_stamp(each.name)
         if each.name not in names or stamps.get(each.name) != stamp:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from localllm.arch.layer_state import LatentState, PagedState, Recurrent, State
+from localllm.arch.layer_state import LatentState, PagedState, RecurrentLayerState, State
 from localllm.engine.cpu.lowering import CpuTarget
 from localllm.engine.cpu.program import CpuProgram, RunnerFactory, TapeThreads, compile_program
 from localllm.engine.lower.header import RunHeader, SequenceSpan
@@ -44,13 +44,13 @@ class CpuBackend:
 
         encoding: operations of an encoder. rows: as in TracedModel. storage: as for compile_program.
         """
-        recurrent = [state for state in states if isinstance(state, Recurrent)]
-        self._states = [state for state in states if not isinstance(state, Recurrent)]
+        recurrent = [state for state in states if isinstance(state, RecurrentLayerState)]
+        self._states = [state for state in states if not isinstance(state, RecurrentLayerState)]
         self._cache = KVCache(self._states, context, options.kv_cache_type)
         layout = StateLayout(recurrent) if recurrent else None
         self.room, places = CachePool(self._cache, layout), StepMemory(self._cache, layout, RunHeader())
-        if storage:  # the cache gets a quarter of the memory at most
-            storage.budget -= min(self.room.bytes_per_token * context, storage.budget // 4)
+        if storage:
+            storage.reserve_cache(self.room.bytes_per_token * context)
         program = compile_program(operations, places, options.thread_count, options.progress, storage=storage)
         self.storage = storage
         self.create_state, self.get_cache_usage = self.room.create_state, self.room.get_cache_usage

@@ -38,7 +38,7 @@ from localllm.engine.lower.tape import (
 )
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.system.direct_reads import BLOCK
-from localllm.system.memory import MemoryRegion
+from localllm.system.memory import MemoryRegion, get_private_memory
 
 SLOTS = 4  # slices that are read ahead or in use, at most
 MEASURED_BYTES = 1 << 26  # bytes that are read to measure the disk
@@ -67,6 +67,7 @@ class PlacedWeights(NamedTuple):
         mixtures: those whose experts are cached.
         chosen: for each slice, the mixtures whose experts are chosen when it begins.
         stacks: for each slice, the stacks of experts that it computes: their mixture and index.
+        limit: bytes that this process may use; None: as many as are available.
     """
 
     slices: list[Slice]
@@ -75,6 +76,7 @@ class PlacedWeights(NamedTuple):
     mixtures: list[Mixture]
     chosen: list[list[Mixture]]
     stacks: list[list[tuple[Mixture, int]]]
+    limit: int | None = None
 
     def make_stream(self, threads: StepRunner) -> "WeightStream":
         return WeightStream(threads, self)
@@ -92,7 +94,7 @@ class WeightStream:
         """Begin to load slices."""
         self.plan, self._threads, self._placed = placed.plan, threads, placed
         self._ahead, self._is_whole = ReadAhead(placed.slices, placed.memory.give_back), True
-        self._watch, self._returned, self._was_run = MemoryWatch(), 0, False
+        self._watch, self._returned, self._was_run = MemoryWatch(placed.limit), 0, False
         self.cache = ExpertCache(placed.mixtures, placed.plan.cached, self._ahead)
         self._end = weakref.finalize(self, self._ahead.close)
 
@@ -102,7 +104,7 @@ class WeightStream:
             self._ahead.restart()
             self.cache.restart()
         self._is_whole, first = False, 0
-        slices, _, _, _, chosen, stacks = self._placed
+        slices, chosen, stacks = self._placed.slices, self._placed.chosen, self._placed.stacks
         for index, (each, mixtures, products) in enumerate(zip(slices, chosen, stacks, strict=True)):
             for mixture in mixtures:
                 self.cache.request(mixture)
@@ -173,12 +175,14 @@ class WeightStorage:
     Attributes:
         locate: finds a matrix in its file.
         budget: bytes for matrices.
+        limit: see PlacedWeights.
         plan: what is held and streamed; None before `place`, and if all matrices fit.
         disk_rate: bytes per second; 0 if it was not measured.
     """
 
     locate: Locate
     budget: int
+    limit: int | None = None
     plan: StreamPlan | None = None
     disk_rate: float = 0.0
 
@@ -191,7 +195,16 @@ class WeightStorage:
         if (placed := place_weights(steps, self.locate, self.budget)) is not None:
             reads = [read for each in placed.slices for read in each.reads]
             self.plan, self.disk_rate = placed.plan, measure_reads(reads[: MEASURED_BYTES // CHUNK_BYTES])
+            placed = placed._replace(limit=self.limit)
         return placed
+
+    def reserve_cache(self, nbytes: int) -> None:
+        """Leave memory for a KV cache of `nbytes` bytes, at most a sixteenth: when it grows, weights are given back.
+
+        Where the use of a limited process is not known, it gets a quarter at most, once.
+        """
+        share = 16 if self.limit is None or get_private_memory() is not None else 4
+        self.budget -= min(nbytes, self.budget // share)
 
     def describe(self, nbytes: int) -> str:
         """Return one line for the user about the weights, of `nbytes` bytes."""

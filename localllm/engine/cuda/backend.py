@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from localllm.arch.layer_state import Recurrent, State
+from localllm.arch.layer_state import RecurrentLayerState, State
 from localllm.engine.cpu.program import CpuProgram, compile_program
 from localllm.engine.cuda import devices
 from localllm.engine.cuda.cache import CudaCache, GpuStateLayout
@@ -41,8 +41,8 @@ class CudaBackend:
         """
         self._card, self.warning, kv_type = card, None, options.kv_cache_type
         self._cpu_program: CpuProgram | None = None
-        paged = [state for state in states if not isinstance(state, Recurrent)]
-        recurrent = [state for state in states if isinstance(state, Recurrent)]
+        paged = [state for state in states if not isinstance(state, RecurrentLayerState)]
+        recurrent = [state for state in states if isinstance(state, RecurrentLayerState)]
         cache = CudaCache(card, [state for state in paged if state.layer >= on_cpu], context, kv_type, spare)
         both: KVCache | JointCache = cache
         layout = GpuStateLayout(card, recurrent) if recurrent else None

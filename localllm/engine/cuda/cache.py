@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from localllm.arch.layer_state import KVType, Recurrent, State
+from localllm.arch.layer_state import KVType, RecurrentLayerState, State
 from localllm.engine.cuda.card import Gpu
 from localllm.engine.cuda.devices import compute_state_bytes
 from localllm.engine.memory.cache import HeadStreams, KVCache
@@ -92,7 +92,7 @@ class GpuStates:
 class GpuStateLayout(StateLayout):
     """The layout of recurrent states in GPU memory."""
 
-    def __init__(self, card: Gpu, states: Sequence[Recurrent]):
+    def __init__(self, card: Gpu, states: Sequence[RecurrentLayerState]):
         super().__init__(states)
         self._card = card
         self.zeros = self.from_bytes(np.zeros(self.nbytes, np.uint8))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
-from localllm.arch.layer_state import ON_GPU, KVType, Recurrent, State
+from localllm.arch.layer_state import ON_GPU, KVType, RecurrentLayerState, State
 from localllm.engine.adapters import Adapter, require_opened
 from localllm.engine.cuda.card import Gpu, NoGpuError
 from localllm.engine.cuda.card import open_card as open_card  # callers import it from here
@@ -70,7 +70,7 @@ def compute_matrix_bytes(format_name: str, shape: tuple[int, ...]) -> int:
 
 def compute_state_bytes(state: State, context: int, kv_type: KVType) -> int:
     """Return the bytes of a layer's state: of all tokens, even with a window, or of all snapshots."""
-    if isinstance(state, Recurrent):
+    if isinstance(state, RecurrentLayerState):
         return (MAX_SNAPSHOTS + 3) * state.count_bytes(
             context, kv_type
         )  # before a run and after it, and the initial states

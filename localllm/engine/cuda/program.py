@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.arch.layer_state import KVType, Recurrent, State
+from localllm.arch.layer_state import KVType, RecurrentLayerState, State
 from localllm.arch.weights import Weight
 from localllm.engine.cuda.card import MAX_CHUNK_BYTES, Gpu, KernelLaunch
 from localllm.engine.cuda.lowering import convert_step, list_kernels, lower_to_gpu
@@ -213,8 +213,8 @@ class CudaProgram:
 
 def compute_buffer_bytes(operations: list[Operation], states: Sequence[State], kv_type: KVType) -> int:
     """Return the bytes that a GPU needs besides weights and cache: buffers for BATCH tokens and for uploads."""
-    paged = [state for state in states if not isinstance(state, Recurrent)]
-    recurrent = [state for state in states if isinstance(state, Recurrent)]
+    paged = [state for state in states if not isinstance(state, RecurrentLayerState)]
+    recurrent = [state for state in states if isinstance(state, RecurrentLayerState)]
     cache, layout = KVCache(paged, PAGE, kv_type, (1,)), StateLayout(recurrent) if recurrent else None
     steps = lower_to_gpu(operations, StepMemory(cache, layout, RunHeader()), UnplacedWeights(), (BATCH, 1), {})
     assign_stages(steps)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.arch.layer_state import KVType, LatentState, PagedState, Recurrent, State, count_stored_bytes
+from localllm.arch.layer_state import KVType, LatentState, PagedState, RecurrentLayerState, State, count_stored_bytes
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.kernels.table import PAGE
 from localllm.system.memory import MemoryRegion, describe_limit, get_address_room, get_data_room
@@ -88,7 +88,9 @@ class KVCache:
         sequences: numbers of contexts to try, of which the first that fits is taken.
         """
         self.kv_type = kv_type
-        windows = {state: state.window for state in states if not isinstance(state, Recurrent) and state.window}
+        windows = {
+            state: state.window for state in states if not isinstance(state, RecurrentLayerState) and state.window
+        }
         self.window, self._local = max(windows.values(), default=0), frozenset(windows)
         numbers = sequences if states else KEYLESS_CONTEXT_COUNTS
         for number in numbers:
@@ -119,8 +121,8 @@ class KVCache:
         layers: dict[State, tuple[HeadStreams, HeadStreams]] = {}
         end = 0
         for state in states:
-            if isinstance(state, Recurrent):
-                raise ModelError(f"a {type(state).__name__.lower()} state is not supported yet (layer {state.layer})")
+            if isinstance(state, RecurrentLayerState):
+                raise ModelError(f"a recurrent state is not supported yet (layer {state.layer})")
             sides, dims = [], (state.key_dim,) if isinstance(state, LatentState) else (state.key_dim, state.value_dim)
             for dim, kind in zip(dims, self.kv_type, strict=False):
                 sides.append(HeadStreams(end, state.kv_heads, count_stored_bytes(dim, kind), kind))

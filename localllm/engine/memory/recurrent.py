@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.arch.layer_state import Recurrent
+from localllm.arch.layer_state import RecurrentLayerState
 from localllm.errors import MemoryLimitError
 from localllm.kernels.table import PAGE
 
@@ -27,7 +27,7 @@ class StateLayout:
 
     zeros: object
 
-    def __init__(self, states: Sequence[Recurrent]):
+    def __init__(self, states: Sequence[RecurrentLayerState]):
         self._offsets: dict[tuple[int, int], int] = {}
         end = 0
         for state in states:

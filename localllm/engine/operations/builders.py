@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from localllm.arch.layer_state import Recurrent
+from localllm.arch.layer_state import RecurrentLayerState
 from localllm.arch.weights import Weight
 from localllm.engine.lower.activation import ALL, WANTED, Activation
 from localllm.engine.lower.header import SequenceSpan
@@ -177,7 +177,7 @@ class ReferenceBase:
             yield span, slice(end - len(span.ids), end)
 
     def _scan_sequences(
-        self, state: Recurrent, number: int, run_sequence: Callable[..., tuple[Array, Array]], *inputs: Array
+        self, state: RecurrentLayerState, number: int, run_sequence: Callable[..., tuple[Array, Array]], *inputs: Array
     ) -> Array:
         """Call run_sequence(state, *inputs) -> (new state, outputs) for each sequence, and return all outputs."""
         results = []

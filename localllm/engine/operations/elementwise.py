@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from localllm.arch.rowwise_verbs import RowwiseVerbs, if_finite
+from localllm.arch.rowwise_verbs import RowwiseVerbs, propagate_nan
 from localllm.arch.weights import Weight
 from localllm.engine.lower.activation import Activation
 from localllm.engine.lower.steps import StepBuilder, Target, build_output_arguments, pad_vector
@@ -257,7 +257,7 @@ class Softplus(Operation):
     def reference(run: ReferenceBase, x: Array, bias: Weight | None = None) -> Array:
         x = x + (bias.read_vector() if bias else 0)
         with np.errstate(invalid="ignore"):
-            return if_finite(np.logaddexp(0, x).astype(np.float32), x)
+            return propagate_nan(np.logaddexp(0, x).astype(np.float32), x)
 
 
 @operation

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from localllm.arch.rope import Rope
+from localllm.arch.rope import RopeParameters
 from localllm.arch.weights import Weight
 from localllm.engine.lower.activation import ALL, Activation, RowSet
 from localllm.engine.lower.header import SequenceSpan
@@ -27,7 +27,7 @@ class Rotate(Operation):
 
     VERB = "rope"
 
-    rope: Rope
+    rope: RopeParameters
     factors: Weight | None
     divisors: np.ndarray | None
     table: np.ndarray | None
@@ -59,7 +59,7 @@ class Rotate(Operation):
 
     @staticmethod
     def record(
-        recorder: RecorderBase, x: Activation, rope: Rope, positions: RowSet, factors: Weight | None = None
+        recorder: RecorderBase, x: Activation, rope: RopeParameters, positions: RowSet, factors: Weight | None = None
     ) -> Activation:
         if x.columns % rope.head_dim:
             raise ModelError(f"{x.columns} columns cannot be divided into heads of {rope.head_dim}")
@@ -70,7 +70,9 @@ class Rotate(Operation):
         return recorder._add(Rotate((x,), Activation(positions, x.columns), rope, factors, divisors, table))
 
     @staticmethod
-    def reference(run: ReferenceBase, x: Array, rope: Rope, positions: Array, factors: Weight | None = None) -> Array:
+    def reference(
+        run: ReferenceBase, x: Array, rope: RopeParameters, positions: Array, factors: Weight | None = None
+    ) -> Array:
         frequencies = rope.compute_frequencies(factors.read_vector() if factors else None)
         angles = (run._turns(rope, positions) - rope.position_offset)[:, None] * frequencies
         cos, sin = np.cos(angles) * rope.magnitude, np.sin(angles) * rope.magnitude
@@ -108,11 +110,11 @@ class ScaleByPosition(Operation):
 class PositionVerbs(RecorderBase):
     """The recorder's verbs of positions."""
 
-    def _tabulate_angles(self, rope: Rope, divisors: np.ndarray | None) -> np.ndarray | None:
+    def _tabulate_angles(self, rope: RopeParameters, divisors: np.ndarray | None) -> np.ndarray | None:
         """Return a table of angles that the caller writes (in recorders of image rows), or None."""
         return None
 
-    def by_context(self, short: Weight, long: Weight, original: int) -> Weight:
+    def select_by_context(self, short: Weight, long: Weight, original: int) -> Weight:
         self.ignore(short, long)
         for weight in (short, long):
             require_divisors(weight.name, weight.read_vector())
@@ -128,14 +130,14 @@ def require_divisors(name: str, divisors: np.ndarray) -> None:
 class PositionReference(ReferenceBase):
     """The verbs of positions in NumPy."""
 
-    def _turns(self, rope: Rope, positions: Array) -> Array:
+    def _turns(self, rope: RopeParameters, positions: Array) -> Array:
         """Return the position by which each pair rotates, [tokens, pairs or 1]."""
         if positions is not self.positions:
             return positions[:, None]
         turns = [compute_mrope_positions(span) for span in self._spans]
         return np.concatenate(turns)[:, list(rope.pair_axes) or [0]]
 
-    def by_context(self, short: Weight, long: Weight, original: int) -> Weight:
+    def select_by_context(self, short: Weight, long: Weight, original: int) -> Weight:
         return long if self._context > original else short
 
 

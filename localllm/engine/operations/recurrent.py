@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from localllm.arch.layer_state import Recurrent
+from localllm.arch.layer_state import RecurrentLayerState
 from localllm.arch.recurrent_verbs import HeadState
 from localllm.arch.rowwise_verbs import RowwiseVerbs
 from localllm.arch.weights import Weight
@@ -24,7 +24,7 @@ class ScanOperation(StateOperation):
     number: index among the layer's states.
     """
 
-    state: Recurrent
+    state: RecurrentLayerState
     number: int
 
     def append_scan(
@@ -65,7 +65,7 @@ class SelectiveScan(ScanOperation):
     def record(
         recorder: RecorderBase, x: Activation, dt: Activation, b: Activation, c: Activation, rates: Weight,
         skip: Weight,
-        state: Recurrent,
+        state: RecurrentLayerState,
     ) -> Activation:  # fmt: skip
         state_size, columns = state.shapes[1]
         require_inputs(columns, x=x, dt=dt)
@@ -75,7 +75,14 @@ class SelectiveScan(ScanOperation):
 
     @staticmethod
     def reference(
-        run: ReferenceBase, x: Array, dt: Array, b: Array, c: Array, rates: Weight, skip: Weight, state: Recurrent
+        run: ReferenceBase,
+        x: Array,
+        dt: Array,
+        b: Array,
+        c: Array,
+        rates: Weight,
+        skip: Weight,
+        state: RecurrentLayerState,
     ) -> Array:
         of_columns, skips = rates.flatten().read_vector().reshape(x.shape[1], -1).T, skip.flatten().read_vector()
 
@@ -192,8 +199,8 @@ class LightningAttention(HeadScan):
 
     @staticmethod
     def record(
-        recorder: RecorderBase, q: Activation, k: Activation, v: Activation, slopes: Sequence[float], state: Recurrent,
-        number: int,
+        recorder: RecorderBase, q: Activation, k: Activation, v: Activation, slopes: Sequence[float],
+        state: RecurrentLayerState, number: int,
     ) -> Activation:  # fmt: skip
         require_heads(state.shapes[number], v, q=q, k=k)
         heads, output = state.shapes[number][0], Activation(v.rows, v.columns)
@@ -203,7 +210,13 @@ class LightningAttention(HeadScan):
 
     @staticmethod
     def reference(
-        run: ReferenceBase, q: Array, k: Array, v: Array, slopes: Sequence[float], state: Recurrent, number: int
+        run: ReferenceBase,
+        q: Array,
+        k: Array,
+        v: Array,
+        slopes: Sequence[float],
+        state: RecurrentLayerState,
+        number: int,
     ) -> Array:
         decays = np.exp(-np.array(slopes, np.float32))[:, None, None]
 
@@ -241,14 +254,16 @@ class GatedLinearAttention(RowScan):
         k: Activation,
         v: Activation,
         w: Activation,
-        state: Recurrent,
+        state: RecurrentLayerState,
         number: int,
     ) -> Activation:
         require_heads(state.shapes[number], v, q=q, k=k, w=w)
         return recorder._add(GatedLinearAttention((q, k, v, w), Activation(v.rows, v.columns), state, number))
 
     @staticmethod
-    def reference(run: ReferenceBase, q: Array, k: Array, v: Array, w: Array, state: Recurrent, number: int) -> Array:
+    def reference(
+        run: ReferenceBase, q: Array, k: Array, v: Array, w: Array, state: RecurrentLayerState, number: int
+    ) -> Array:
         def token(h: Array, q: Array, k: Array, v: Array, w: Array) -> tuple[Array, Array]:
             h = w[:, :, None] * h + k[:, :, None] * v[:, None]
             return h, np.einsum("hk,hkv->hv", q, h)
@@ -273,7 +288,7 @@ class WKV6(RowScan):
     @staticmethod
     def record(
         recorder: RecorderBase, r: Activation, k: Activation, v: Activation, w: Activation, first: Weight,
-        state: Recurrent, number: int,
+        state: RecurrentLayerState, number: int,
     ) -> Activation:  # fmt: skip
         require_heads(state.shapes[number], v, r=r, k=k, w=w)
         numbers = recorder._load_array(first, state.shapes[number][:2]).reshape(-1)
@@ -281,7 +296,14 @@ class WKV6(RowScan):
 
     @staticmethod
     def reference(
-        run: ReferenceBase, r: Array, k: Array, v: Array, w: Array, first: Weight, state: Recurrent, number: int
+        run: ReferenceBase,
+        r: Array,
+        k: Array,
+        v: Array,
+        w: Array,
+        first: Weight,
+        state: RecurrentLayerState,
+        number: int,
     ) -> Array:
         weights = first.flatten().read_vector().reshape(*state.shapes[number][:2], 1)
 
@@ -304,14 +326,22 @@ class WKV7(RowScan):
     def record(
         recorder: RecorderBase, r: Activation, w: Activation, k: Activation, v: Activation, a: Activation,
         b: Activation,
-        state: Recurrent, number: int,
+        state: RecurrentLayerState, number: int,
     ) -> Activation:  # fmt: skip
         require_heads(state.shapes[number], v, r=r, w=w, k=k, a=a, b=b)
         return recorder._add(WKV7((r, w, k, v, a, b), Activation(v.rows, v.columns), state, number))
 
     @staticmethod
     def reference(
-        run: ReferenceBase, r: Array, w: Array, k: Array, v: Array, a: Array, b: Array, state: Recurrent, number: int
+        run: ReferenceBase,
+        r: Array,
+        w: Array,
+        k: Array,
+        v: Array,
+        a: Array,
+        b: Array,
+        state: RecurrentLayerState,
+        number: int,
     ) -> Array:
         def token(h: Array, r: Array, w: Array, k: Array, v: Array, a: Array, b: Array) -> tuple[Array, Array]:
             read = np.einsum("hk,hkv->hv", a, h)
@@ -369,7 +399,11 @@ def scan_heads(
 
 
 def scan_split_heads(
-    run: ReferenceBase, state: Recurrent, number: int, token: Callable[..., tuple[Array, Array]], *inputs: Array
+    run: ReferenceBase,
+    state: RecurrentLayerState,
+    number: int,
+    token: Callable[..., tuple[Array, Array]],
+    *inputs: Array,
 ) -> Array:
     """Scan token by token as `scan_tokens` does, with inputs and outputs divided into heads."""
     heads = state.shapes[number][0]
@@ -382,7 +416,11 @@ def scan_split_heads(
 
 
 def scan_tokens(
-    run: ReferenceBase, state: Recurrent, number: int, token: Callable[..., tuple[Array, Array]], *inputs: Array
+    run: ReferenceBase,
+    state: RecurrentLayerState,
+    number: int,
+    token: Callable[..., tuple[Array, Array]],
+    *inputs: Array,
 ) -> Array:
     """Call token(h, *rows) -> (new h, output) for one token after the other; return all outputs."""
 
@@ -419,8 +457,8 @@ class Convolve(ScanOperation):
 
     @staticmethod
     def record(
-        recorder: RecorderBase, x: Activation, weight: Weight, state: Recurrent, number: int = 0, silu: bool = True,
-        dilation: int = 1,
+        recorder: RecorderBase, x: Activation, weight: Weight, state: RecurrentLayerState, number: int = 0,
+        silu: bool = True, dilation: int = 1,
     ) -> Activation:  # fmt: skip
         taps_before, columns = state.shapes[number]
         require_columns(weight.name, x, columns)
@@ -431,7 +469,7 @@ class Convolve(ScanOperation):
 
     @staticmethod
     def reference(
-        run: ReferenceBase, x: Array, weight: Weight, state: Recurrent, number: int = 0, silu: bool = True,
+        run: ReferenceBase, x: Array, weight: Weight, state: RecurrentLayerState, number: int = 0, silu: bool = True,
         dilation: int = 1,
     ) -> Array:  # fmt: skip
         taps = weight.flatten().read_vector().reshape(x.shape[1], -1)
@@ -467,7 +505,12 @@ class GatedMean(ScanOperation):
 
     @staticmethod
     def record(
-        recorder: RecorderBase, x: Activation, places: Weight, state: Recurrent, number: int = 0, stretches: int = 1
+        recorder: RecorderBase,
+        x: Activation,
+        places: Weight,
+        state: RecurrentLayerState,
+        number: int = 0,
+        stretches: int = 1,
     ) -> Activation:
         taps_before, columns = state.shapes[number]
         require_columns(places.name, x, columns)
@@ -478,7 +521,7 @@ class GatedMean(ScanOperation):
 
     @staticmethod
     def reference(
-        run: ReferenceBase, x: Array, places: Weight, state: Recurrent, number: int = 0, stretches: int = 1
+        run: ReferenceBase, x: Array, places: Weight, state: RecurrentLayerState, number: int = 0, stretches: int = 1
     ) -> Array:
         columns = x.shape[1] // (2 * stretches)
         of_places = run.matrix(places).reshape(-1, stretches, columns).swapaxes(0, 1)  # [stretches, taps, columns]
@@ -502,19 +545,19 @@ class GatedMean(ScanOperation):
 class ConvolutionVerbs(RecorderBase):
     """The recorder's verbs of convolutions."""
 
-    def previous(self, x: Activation, state: Recurrent, number: int) -> Activation:
+    def previous(self, x: Activation, state: RecurrentLayerState, number: int) -> Activation:
         """Record a convolution with the taps 1 and 0, which selects the row of the previous token."""
         require_columns("x", x, state.shapes[number][1])
         return self._convolve(x, state, number, np.tile(np.array([1, 0], np.float32), (x.columns, 1)))
 
-    def mean(self, x: Activation, state: Recurrent, number: int) -> Activation:
+    def mean(self, x: Activation, state: RecurrentLayerState, number: int) -> Activation:
         """Record a convolution with equal taps."""
         taps_before, columns = state.shapes[number]
         require_columns("x", x, columns)
         return self._convolve(x, state, number, np.full((columns, taps_before + 1), 1 / (taps_before + 1), np.float32))
 
     def _convolve(
-        self, x: Activation, state: Recurrent, number: int, taps: np.ndarray, bias: np.ndarray | None = None,
+        self, x: Activation, state: RecurrentLayerState, number: int, taps: np.ndarray, bias: np.ndarray | None = None,
         silu: bool = False,
     ) -> Activation:  # fmt: skip
         bias = np.zeros(x.columns, np.float32) if bias is None else bias
@@ -524,13 +567,13 @@ class ConvolutionVerbs(RecorderBase):
 class ConvolutionReference(ReferenceBase, RowwiseVerbs):
     """The verbs of convolutions in NumPy."""
 
-    def previous(self, x: Array, state: Recurrent, number: int) -> Array:
+    def previous(self, x: Array, state: RecurrentLayerState, number: int) -> Array:
         def run_sequence(last: Array, x: Array) -> tuple[Array, Array]:
             return x[-1:], np.concatenate((last, x[:-1]))
 
         return self._scan_sequences(state, number, run_sequence, x)
 
-    def mean(self, x: Array, state: Recurrent, number: int) -> Array:
+    def mean(self, x: Array, state: RecurrentLayerState, number: int) -> Array:
         def run_sequence(window: Array, x: Array) -> tuple[Array, Array]:
             rows, taps = np.concatenate((window, x)), len(window) + 1
             total: Array = np.add.reduce([rows[tap : tap + len(x)] for tap in range(taps)])

@@ -12,9 +12,9 @@ import numpy as np
 
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import LatentState, PagedState
-from localllm.arch.rope import Rope
+from localllm.arch.rope import RopeParameters
 from localllm.arch.verbs import FULL_ATTENTION, AttentionScores
-from localllm.arch.weights import Weights, remove_other_parts
+from localllm.arch.weights import Weights, remove_other_modules
 from localllm.engine.lower.activation import Activation
 from localllm.engine.lower.tape import compute_row_bytes
 from localllm.engine.operations.attention import Attend
@@ -70,7 +70,7 @@ class Recorder(ElementwiseVerbs, ExpertVerbs, ConvolutionVerbs, PositionVerbs, H
         oddities: receives notes on unused tensors of other components, such as encoders, which are no error.
         """
         unused = [name for name in names if name not in self._used and not name.endswith(UNUSED_TENSORS)]
-        if unused := unused if oddities is None else remove_other_parts(unused, oddities):
+        if unused := unused if oddities is None else remove_other_modules(unused, oddities):
             more_tensors = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
             raise ModelError(
                 f"tensor {printable(unused[0])}{more_tensors}: not part of this architecture as localllm supports it"
@@ -107,7 +107,7 @@ def trace_model(
 class AngleTable(NamedTuple):
     """Cosines and sines of a RoPE whose frequencies are divided by divisors, float32 [tokens, 2, pairs]."""
 
-    rope: Rope
+    rope: RopeParameters
     divisors: np.ndarray | None
     table: np.ndarray
 
@@ -128,7 +128,7 @@ class TabulatedRecorder(Recorder):
         super().__init__(hyperparameters, context)
         self.angles, self._tokens = list[AngleTable](), tokens
 
-    def _tabulate_angles(self, rope: Rope, divisors: np.ndarray | None) -> np.ndarray:
+    def _tabulate_angles(self, rope: RopeParameters, divisors: np.ndarray | None) -> np.ndarray:
         for angles in self.angles:
             if angles.rope == rope and list_divisors(angles.divisors) == list_divisors(divisors):
                 return angles.table

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from localllm.arch.layer_state import LatentState, PagedState, Recurrent, State
-from localllm.arch.rope import Rope
+from localllm.arch.layer_state import LatentState, PagedState, RecurrentLayerState, State
+from localllm.arch.rope import RopeParameters
 from localllm.engine.lower.activation import Activation
 from localllm.engine.operations.attention import Attend
 from localllm.engine.operations.columns import ConcatHeads
@@ -37,7 +37,7 @@ class RopeShift:
     apart: int
 
     @classmethod
-    def from_rope(cls, rope: Rope, divisors: np.ndarray | None, first: int) -> "RopeShift":
+    def from_rope(cls, rope: RopeParameters, divisors: np.ndarray | None, first: int) -> "RopeShift":
         """Return the rotation of a RoPE that begins at element `first` of a head; pairs before that do not rotate."""
         frequencies = rope.compute_frequencies(None if divisors is None else divisors.astype(np.float64))
         step, apart = (2, 1) if rope.interleaved else (1, rope.dims // 2)
@@ -49,7 +49,7 @@ def find_key_rotations(operations: Sequence[Operation], states: Sequence[State])
 
     Raises UsageError for a model whose tokens cannot be moved.
     """
-    if any(isinstance(state, Recurrent) for state in states):
+    if any(isinstance(state, RecurrentLayerState) for state in states):
         raise UsageError("context shift is not supported for models with recurrent layers")
     if any(isinstance(operation, EmbedPositions) for operation in operations):
         raise UsageError("context shift is not supported for models with absolute position embeddings")

@@ -9,6 +9,8 @@ The fields of a record, by grader:
     exact    answer: the right string, or a list of right strings; ignore_case
     number   answer: the right number, compared with the last number in the answer; tolerance: absolute
     choice   answer: the right one of choices (by default A, B, C, D); the answer must name only this one
+    likelihood, likelihood_per_byte
+             answer: the right one of choices, or its index, from 0; nothing is generated, see likelihood.py
     regex    answer: a regular expression that must match anywhere in the answer
     json     schema: JSON schema of the answer, or of its only code block; answer: the right value
     program  test: Python code that runs after the answer's program, and raises if that is wrong; entry_point and
@@ -27,6 +29,7 @@ from localllm.arch import load_architecture
 from localllm.errors import UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.frozen import frozen
+from localllm.services.evaluation.likelihood import LETTERS, select_likeliest
 from localllm.services.evaluation.scores import compute_mcnemar_p_value, compute_wilson_interval
 from localllm.services.records.lines import Record
 from localllm.services.records.map import Result
@@ -37,7 +40,6 @@ RecordFields = dict[str, Any]
 Grader = Callable[[RecordFields, str], str]
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
 BLOCK = re.compile(r"```[a-zA-Z0-9]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
-LETTERS = "A", "B", "C", "D"
 SHOWN = 60  # maximum characters of a quoted answer
 _SHOWN = 300  # maximum characters quoted of a truncated answer
 AT_ONCE = 2  # answers graded concurrently: the grader `program` starts processes
@@ -72,6 +74,11 @@ class QuestionSet:
         if "program" in self.graders.values() and (reason := confined_python.describe_obstacle()):
             raise UsageError(f"the grader program cannot run on this computer: {reason}")
 
+    @property
+    def scored(self) -> frozenset[str | int]:
+        """The ids of the questions whose choices are scored by their likelihood."""
+        return frozenset(id for id, grader in self.graders.items() if grader in LIKELIHOOD)
+
     def grade(self, results: Iterable[Result]) -> dict[str | int, str]:
         """Grade the answers: return by id the reason why one is wrong, "" if it is right."""
         with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -82,6 +89,10 @@ class QuestionSet:
         assert isinstance(id, str | int) and isinstance(record, dict)  # as __init__ has checked
         if "error" in result:
             return id, str(result["error"]) + (f": {str(result['output'])[:_SHOWN]!r}" if "output" in result else "")
+        if key := LIKELIHOOD.get(self.graders[id]):
+            choices = result["choices"]
+            assert isinstance(choices, list)
+            return id, grade_likelihood(record, select_likeliest(choices, key))
         output = result["output"]
         text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
         return id, GRADERS[self.graders[id]](record, text)
@@ -222,6 +233,13 @@ def grade_choice(record: RecordFields, text: str) -> str:
     return "" if named[0] == record["answer"] else f"expected {record['answer']!r}, found {named[0]!r}"
 
 
+def grade_likelihood(record: RecordFields, chosen: str) -> str:
+    """Compare the likeliest choice with the right one, which may be given as its index."""
+    answer = record["answer"]
+    expected = answer if isinstance(answer, str) else record.get("choices", LETTERS)[answer]
+    return "" if chosen == expected else f"expected {expected[:SHOWN]!r}, found {chosen[:SHOWN]!r}"
+
+
 def grade_regex(record: RecordFields, text: str) -> str:
     return "" if re.search(record["answer"], text) else f"no match in {text.strip()[:SHOWN]!r}"
 
@@ -281,15 +299,16 @@ def assemble_program(record: RecordFields, text: str) -> str:
 
 GRADERS: dict[str, Grader] = {
     "exact": grade_exact, "number": grade_number, "choice": grade_choice, "regex": grade_regex, "json": grade_json,
-    "program": grade_program,
+    "program": grade_program, "likelihood": grade_likelihood, "likelihood_per_byte": grade_likelihood,
 }  # fmt: skip
+LIKELIHOOD = {"likelihood": "logprob", "likelihood_per_byte": "logprob_per_byte"}  # graders, and what they compare
 
 
 def require_gradable(record: RecordFields, usual: str) -> str:
     """Return the name of a record's grader, by default `usual`. Raises UsageError for missing or invalid fields."""
     name = record.get("grader", usual)
     if not isinstance(name, str) or name not in GRADERS:
-        raise UsageError(f'"grader" must be {", ".join([*GRADERS][:-1])} or program, not {name!r}')
+        raise UsageError(f'"grader" must be {", ".join([*GRADERS][:-1])} or {[*GRADERS][-1]}, not {name!r}')
     alternatives = {"json": ("schema", "answer"), "program": ("test",)}.get(name, ("answer",))
     if not any(field in record for field in alternatives):
         raise UsageError(f"the grader {name} needs the field {' or '.join(map(repr, alternatives))}")
@@ -314,6 +333,19 @@ def require_choice(record: RecordFields) -> None:
         raise UsageError(f'"answer" must be one of the choices, not {record["answer"]!r}')
 
 
+def require_scored_choice(record: RecordFields) -> None:
+    """Raise UsageError unless the answer is one of the choices or an index of them."""
+    choices, answer = record.get("choices", LETTERS), record["answer"]
+    is_list = isinstance(choices, list | tuple) and all(isinstance(choice, str) and choice for choice in choices)
+    if not is_list or len(choices) < 2 or len({*choices}) < len(choices):
+        raise UsageError('"choices" must be a list of two or more different strings')
+    is_index = isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(choices)
+    if not is_index and answer not in choices:
+        raise UsageError(f'"answer" must be one of the choices or its index, from 0, not {answer!r}')
+    if not isinstance(record.get("delimiter", ""), str):
+        raise UsageError('"delimiter" must be a string, which stands between prompt and choice')
+
+
 def require_regex(record: RecordFields) -> None:
     try:
         re.compile(record["answer"])
@@ -325,5 +357,7 @@ CHECKS: dict[str, Callable[[RecordFields], object]] = {
     "exact": require_strings,
     "number": parse_number,
     "choice": require_choice,
+    "likelihood": require_scored_choice,
+    "likelihood_per_byte": require_scored_choice,
     "regex": require_regex,
 }

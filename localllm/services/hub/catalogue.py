@@ -246,7 +246,8 @@ def resolve_adapter(name: str) -> str:
 
 
 def resolve_alias(name: str) -> str:
-    return load_settings().aliases.get(name, name)
+    """Return what a name is an alias of, also through other aliases. Raises UsageError for aliases in a circle."""
+    return load_settings().follow_alias(name)[-1]
 
 
 def parse_reference(text: str) -> HubReference | None:

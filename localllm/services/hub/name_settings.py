@@ -57,11 +57,9 @@ def iter_settings(
 
 
 def list_tables(settings: Settings, model: str) -> list[str]:
-    """List the [model.NAME] tables for a name: its alias target's first, then its own."""
+    """List the [model.NAME] tables for a name: those of what it is an alias of first, then its own."""
     served, model = split_served_name(model)
-    names = dict.fromkeys(
-        map(strip_optional_parts, (settings.aliases.get(model, model), model, *filter(None, [served])))
-    )
+    names = dict.fromkeys(map(strip_optional_parts, (*reversed(settings.follow_alias(model)), *filter(None, [served]))))
     tables = {table: (strip_optional_parts(table), os.path.expanduser(table)) for table in settings.model}
     return [table for name in names for table, spellings in tables.items() if name in spellings]
 

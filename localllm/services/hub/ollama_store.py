@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from localllm.errors import ModelError
+from localllm.files.gguf.kinds import ADAPTER, read_kind
 from localllm.files.models_folder import get_size, list_files
 from localllm.frozen import frozen
 from localllm.generation.options import OPTIONS
@@ -73,11 +74,11 @@ class StoredModel:
         return ""
 
     def require_supported(self) -> None:
-        """Raise ModelError for a name with an adapter."""
-        if "adapter" in self.layers:
+        """Raise ModelError for a name with an adapter that is no GGUF file."""
+        if any(read_kind(path) != ADAPTER for path in self.layers.get("adapter", ())):
             raise ModelError(
-                f"{self.shown_name} has a LoRA adapter, which is not supported:"
-                " merge it into the model first, or run its base model"
+                f"{self.shown_name} has an adapter that is not a GGUF adapter, or is missing:"
+                " convert it and create the name again, or run its base model"
             )
 
     def read_text(self, kind: str) -> str | None:
@@ -99,6 +100,8 @@ class StoredModel:
             options["system"] = system
         if projectors := [path for path in self.layers.get("projector", ()) if path.is_file()]:
             options["mmproj"] = str(projectors[0])
+        if adapters := self.layers.get("adapter"):
+            options["lora"] = [str(path) for path in adapters]
         return options
 
     def read_messages(self) -> list[Message]:

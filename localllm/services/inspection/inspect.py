@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from localllm.arch import load_architecture
-from localllm.arch.attention import Transformer
+from localllm.arch.attention import TransformerHyperparameters
 from localllm.arch.decoder import NONE, has_mtp_layer, read_pooling
 from localllm.arch.family import DraftingFamily
 from localllm.arch.hyperparameters import RANK, Hyperparameters
@@ -170,12 +170,12 @@ def describe_problem(file: GGUFFile, validity: ValidationResult) -> str | None:
 
 def count_heads(h: Hyperparameters | None, name: str) -> int | None:
     """Return the maximum head count of any layer, or None for models without attention."""
-    return max(getattr(h.attention, name)) if isinstance(h, Transformer) else None
+    return max(getattr(h.attention, name)) if isinstance(h, TransformerHyperparameters) else None
 
 
 def is_embedding_model(h: Hyperparameters) -> bool:
     """Return whether a model only computes embeddings or scores."""
-    return h.bidirectional and not h.fills
+    return h.bidirectional and not h.is_diffusion
 
 
 def describe_reader(file: GGUFFile, h: Hyperparameters | None) -> str | None:
@@ -205,7 +205,9 @@ def describe_projector_file(path: str) -> ProjectorFile | None:
 def describe_mtp(file: GGUFFile, h: Hyperparameters | None) -> dict[str, object]:
     """Describe the multi-token prediction layers: count, bytes, and whether the first is used."""
     weights = Weights(file.tensors)
-    blocks = [weights.get_layer(layer).list_all() for layer in range(h.layers, h.layers + h.mtp_layers)] if h else []
+    blocks = (
+        [weights.get_layer(layer).list_weights() for layer in range(h.layers, h.layers + h.mtp_layers)] if h else []
+    )
     mtp = [[weight.tensor for weight in block] for block in blocks if block]
     has_layer = bool(mtp) and h is not None and has_mtp_layer(weights, h)
     is_used = has_layer and isinstance(load_architecture(file)[0], DraftingFamily)

@@ -32,6 +32,7 @@ class MapJob:
 
     Attributes:
         choices: each record gets the likeliest of these answers; (): generate an answer.
+        scored: ids of records whose own choices are scored, by `eval`.
         json_as_text: keep answers with a schema as strings, not as parsed JSON.
         n: answers per record.  precise: see Model.map.  mmproj: the vision projector; None: the one next to the model.
         lora, control_vectors: the paths of adapters and of control vectors, with their scales.
@@ -53,6 +54,7 @@ class MapJob:
     lora: tuple[tuple[str, float], ...] = ()
     control_vectors: tuple[tuple[str, float], ...] = ()
     control_layers: tuple[int, int] | None = None
+    scored: frozenset[str | int] = frozenset()
 
     def __post_init__(self) -> None:
         """Raise UsageError for invalid options."""
@@ -79,7 +81,7 @@ class MapJob:
                 *self.lora,
                 *([self.control_vectors, self.control_layers] if self.control_vectors else []),
             ),
-            "prompt": (self.prompts, self.choices),
+            "prompt": (self.prompts, self.choices, *sorted(map(repr, self.scored))),
             "set of options": (options, self.n, self.precise, *(["text"] if self.json_as_text else [])),
         }
         return {name: hash_beginning(repr(part).encode()) for name, part in parts.items()}

@@ -13,11 +13,11 @@ from readings import metadata_of
 from readings import read as read_again
 
 from localllm.arch import ARCHITECTURES, REFUSED, load_architecture
-from localllm.arch.attention import Transformer
+from localllm.arch.attention import TransformerHyperparameters
 from localllm.arch.families import llama
 from localllm.arch.layer_state import PagedState
 from localllm.arch.metadata import HyperparameterReader, require_general
-from localllm.arch.rope import Rope, add_sections
+from localllm.arch.rope import RopeParameters, add_sections
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.metadata import Irregularities
@@ -33,7 +33,7 @@ METADATA = {
 }
 
 
-def read(**changes) -> Transformer:
+def read(**changes) -> TransformerHyperparameters:
     """Parse METADATA with changes; `rope_base=…` changes "llama.rope.freq_base" (see NAMES), None removes a key."""
     metadata = METADATA | {NAMES[name]: value for name, value in changes.items()}
     metadata = {key: value for key, value in metadata.items() if value is not None}
@@ -68,7 +68,7 @@ def test_plain_metadata_give_the_hyperparameters():
     h = read()
     assert (h.arch, h.context, h.layers, h.width, h.vocab_size, h.epsilon) == ("llama", 4096, 3, 96, 100, 1e-5)
     assert (h.attention.heads, h.attention.kv_heads, h.attention.head_dim) == ((6, 6, 6), (2, 2, 2), 16)
-    assert h.attention.rope == Rope(16, 16, True, 10000.0, 1.0, False, 4096, 1.0)
+    assert h.attention.rope == RopeParameters(16, 16, True, 10000.0, 1.0, False, 4096, 1.0)
     assert h.list_states() == [PagedState(layer, 2, 16, 16) for layer in range(3)]
 
 
@@ -404,8 +404,8 @@ def refusal(**changes) -> str:
 # ---- how fast the pairs of a head turn ------------------------------------------------------------------------------
 
 
-def rope(dims=64, base=10000.0, factor=1.0, yarn=False, original_context=4096) -> Rope:
-    return Rope(dims, dims, True, base, factor, yarn, original_context)
+def rope(dims=64, base=10000.0, factor=1.0, yarn=False, original_context=4096) -> RopeParameters:
+    return RopeParameters(dims, dims, True, base, factor, yarn, original_context)
 
 
 @pytest.mark.parametrize("factor", [1.0, 4.0])

@@ -10,13 +10,13 @@ from localllm.arch.attention import project_qkv, rotate_heads, scale_heads, sele
 from localllm.arch.decoder import DENSE, pool_texts, read_pooling
 from localllm.arch.families import deepseek2, dots1, glm4, glm4moe, jina_bert, mimo2, mpt, qwen35
 from localllm.arch.feed_forward import (
+    apply_feed_forward_or_experts,
     apply_gated_feed_forward,
     apply_gated_shared_expert,
     apply_mixture_of_experts,
     apply_shared_expert,
     apply_ungated_feed_forward,
     collect_expert_matrices,
-    feed_forward_or_experts,
 )
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import (
@@ -24,11 +24,11 @@ from localllm.arch.layer_state import (
     KVType,
     LatentState,
     PagedState,
-    Recurrent,
+    RecurrentLayerState,
     count_cache_bytes,
     count_window_tokens,
 )
-from localllm.arch.vision.llava import CuttingRules, find_newline, get_newline_values
+from localllm.arch.vision.llava import TilingRules, find_newline, get_newline_values
 from localllm.arch.vision.pixtral import project
 from localllm.arch.vision.vit import apply_activation, apply_feed_forward, to_matrix, transpose
 from localllm.arch.weights import Weight, Weights
@@ -87,7 +87,7 @@ def weights(**shapes: tuple[int, ...]) -> Weights:
 def test_gates_multiply_two_matrices_or_halves_of_one(shapes: dict[str, tuple[int, ...]], says: str):
     b: Any = Teller()
     assert apply_gated_feed_forward(b, weights(**shapes, ffn_down=(4, 6)), "x", b.gate) == says
-    assert jina_bert.feed_forward(b, weights(**shapes, ffn_down=(4, 6)), "x") == says.replace(
+    assert jina_bert.apply_feed_forward(b, weights(**shapes, ffn_down=(4, 6)), "x") == says.replace(
         "gate(linear", "multiply(gelu_erf(linear", 1
     ).replace("), linear", ")), linear", 1)
 
@@ -96,7 +96,7 @@ def test_feed_forward_without_a_gate_has_one_activation():
     b: Any = Teller()
     w = weights(ffn_up=(6, 4), ffn_down=(4, 6))
     assert apply_ungated_feed_forward(b, w, "x", b.relu) == "linear(relu(linear(x, ffn_up)), ffn_down)"
-    assert jina_bert.feed_forward(b, w, "x") == "linear(gelu_erf(linear(x, ffn_up)), ffn_down)"
+    assert jina_bert.apply_feed_forward(b, w, "x") == "linear(gelu_erf(linear(x, ffn_up)), ffn_down)"
     with pytest.raises(ModelError, match=r"no tensor ffn_gate\.weight"):
         apply_gated_feed_forward(b, w, "x", b.gate)
 
@@ -200,16 +200,16 @@ def test_layers_use_experts_or_a_dense_network():
     b: Any = Teller()
     dense = weights(ffn_gate=(6, 4), ffn_up=(6, 4), ffn_down=(4, 6))
     says = "linear(gate(linear(x, ffn_gate), linear(x, ffn_up)), ffn_down)"
-    assert feed_forward_or_experts(b, dense, R, "x", b.gate) == says
-    assert feed_forward_or_experts(b, dense, None, "x", b.gate, apply_shared_expert) == says
+    assert apply_feed_forward_or_experts(b, dense, R, "x", b.gate) == says
+    assert apply_feed_forward_or_experts(b, dense, None, "x", b.gate, apply_shared_expert) == says
     experts = weights(**ROUTER, **STACKS, **SHARED)
     beside = "linear(gate(linear(x, ffn_gate_shexp), linear(x, ffn_up_shexp)), ffn_down_shexp)"
-    assert feed_forward_or_experts(b, experts, R, "x", b.gate) == mixed()
-    assert feed_forward_or_experts(b, experts, R, "x", b.gate, apply_shared_expert) == f"add({mixed()}, {beside})"
+    assert apply_feed_forward_or_experts(b, experts, R, "x", b.gate) == mixed()
+    assert apply_feed_forward_or_experts(b, experts, R, "x", b.gate, apply_shared_expert) == f"add({mixed()}, {beside})"
     gate = weights(**SHARED, ffn_gate_inp_shexp=(4,))
     assert apply_gated_shared_expert(b, gate, "x", b.gate) == f"sigmoid_gate({beside}, linear(x, ffn_gate_inp_shexp))"
     with pytest.raises(ModelError, match="ffn_gate_inp"):
-        feed_forward_or_experts(b, weights(**STACKS), R, "x", b.gate)
+        apply_feed_forward_or_experts(b, weights(**STACKS), R, "x", b.gate)
 
 
 # ---- attention
@@ -236,7 +236,7 @@ def test_rope_factors_are_read_from_one_or_two_tensors():
     assert select_rope_factors(b, weights(), h) is None
     assert told(select_rope_factors(b, weights(rope_freqs=(2,), rope_factors_long=(2,)), h)) == "rope_freqs"
     both = weights(rope_factors_long=(2,), rope_factors_short=(2,))
-    assert told(select_rope_factors(b, both, h)) == "by_context(rope_factors_short, rope_factors_long, 7)"
+    assert told(select_rope_factors(b, both, h)) == "select_by_context(rope_factors_short, rope_factors_long, 7)"
     for less, missing in (("short", "long"), ("long", "short")):
         with pytest.raises(ModelError, match=f"no tensor rope_factors_{missing}"):
             select_rope_factors(b, weights(**{f"rope_factors_{less}": (2,)}), h)
@@ -334,9 +334,11 @@ def test_mtp_layers_are_blocks_like_the_others(monkeypatch: pytest.MonkeyPatch, 
 # ---- poolings
 
 
-def pooling(kind: str, bidirectional: bool = True, head_gelu: bool = False) -> Any:
-    before = Hyperparameters.before_head.fget(SimpleNamespace(bidirectional=bidirectional))
-    return SimpleNamespace(pooling=kind, before_head=before, head_gelu=head_gelu, norm_of_head=0.25)
+def pooling(kind: str, bidirectional: bool = True, has_gelu_classifier: bool = False) -> Any:
+    before = Hyperparameters.classifier_pooling.fget(SimpleNamespace(bidirectional=bidirectional))
+    return SimpleNamespace(
+        pooling=kind, classifier_pooling=before, has_gelu_classifier=has_gelu_classifier, classifier_epsilon=0.25
+    )
 
 
 @pytest.mark.parametrize(("h", "shapes", "says", "ignored"), [
@@ -350,7 +352,7 @@ def pooling(kind: str, bidirectional: bool = True, head_gelu: bool = False) -> A
     (pooling("rank"), {"cls": (2, 4)}, "linear(pool(x, cls), cls)", []),
     (pooling("rank"), {"cls": (2, 4), "cls__output": (1, 2)},
      "linear(softcap(linear(pool(x, cls), cls), 1.0), cls.output)", []),
-    (pooling("rank", head_gelu=True), {"cls": (2, 4), "cls__norm": (2,), "cls__output": (1, 2)},
+    (pooling("rank", has_gelu_classifier=True), {"cls": (2, 4), "cls__norm": (2,), "cls__output": (1, 2)},
      "linear(layer_norm(gelu_erf(linear(pool(x, cls), cls)), cls.norm, 0.25), cls.output)", []),
 ])  # fmt: skip
 def test_pooling_applies_heads_and_ignores_their_unused_tensors(
@@ -397,15 +399,15 @@ def test_matrices_of_encoders_are_transposed_and_flattened():
 
 
 def test_newline_embeddings_must_have_the_width_of_rows():
-    whole = CuttingRules(((2, 2),), True)
+    whole = TilingRules(((2, 2),), True)
     for name in ("v.image_newline", "model.image_newline"):
         w = Weights({name: tensor(name, 3)})
-        assert find_newline(w, CuttingRules(), 3).name == name and get_newline_values(w, whole, 3).tolist() == [0, 1, 2]
+        assert find_newline(w, TilingRules(), 3).name == name and get_newline_values(w, whole, 3).tolist() == [0, 1, 2]
         with pytest.raises(ModelError, match=r"must have the shape \[4\] \(found \[3\]\)"):
             find_newline(w, whole, 4)
     assert (
-        find_newline(Weights({}), CuttingRules(), 3) is None
-        and get_newline_values(Weights({}), CuttingRules(), 3).tolist() == [0] * 3
+        find_newline(Weights({}), TilingRules(), 3) is None
+        and get_newline_values(Weights({}), TilingRules(), 3).tolist() == [0] * 3
     )
     with pytest.raises(ModelError, match=r"^the model has no tensor v\.image_newline$"):
         find_newline(Weights({}), whole, 3)
@@ -438,7 +440,7 @@ def test_cache_sizes_follow_from_types_windows_and_states():
     assert PagedState(0, 2, 64, 32, window=8).count_bytes(5000, full) == 1032 * 2 * 4 * 96
     assert (latent.count_bytes(10, full), latent.count_bytes(10, mixed)) == (10 * 4 * 96, 10 * 102)
     assert LatentState(1, 96, 64, window=8).count_bytes(5000, full) == 1032 * 4 * 96
-    states = Recurrent(2, ((3, 4), (5,)))
+    states = RecurrentLayerState(2, ((3, 4), (5,)))
     assert states.count_bytes(1, full) == states.count_bytes(5000, mixed) == 4 * 17
     assert count_cache_bytes([keys_and_values, latent, states], 10, full) == 7680 + 3840 + 68
     assert (keys_and_values.chunked, keys_and_values.window, latent.is_index, latent.period, latent.window) == (
@@ -460,7 +462,19 @@ def test_cache_rotations_follow_from_types_and_head_sizes():
 
 def test_hyperparameters_have_defaults():
     h = Hyperparameters("x", 2, 8, 9, 10)
-    assert (h.mtp_layers, h.pooling, h.bidirectional, h.fills, h.head_gelu) == (0, None, False, False, False)
-    assert (h.row_width, h.before_head, h.encode, h.start_token, h.norm_of_head) == (8, "last", None, None, 1e-5)
+    assert (h.mtp_layers, h.pooling, h.bidirectional, h.is_diffusion, h.has_gelu_classifier) == (
+        0,
+        None,
+        False,
+        False,
+        False,
+    )
+    assert (h.row_width, h.classifier_pooling, h.encode, h.start_token, h.classifier_epsilon) == (
+        8,
+        "last",
+        None,
+        None,
+        1e-5,
+    )
     with pytest.raises(NotImplementedError):
         h.list_states()

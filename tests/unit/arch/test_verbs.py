@@ -61,7 +61,7 @@ def test_every_rowwise_verb_is_tested():
 
 
 NO_OPERATIONS = {  # verbs that record none, or those of others
-    "embed_inputs", "add_deepstack", "tap_layer_input", "rowwise", "by_context", "ignore", "export_hidden",
+    "embed_inputs", "add_deepstack", "tap_layer_input", "rowwise", "select_by_context", "ignore", "export_hidden",
     "head_linear", "previous", "mean",
 }  # fmt: skip
 UNSAID = {

@@ -68,7 +68,7 @@ def test_weights_are_reshaped_to_vectors_rows_and_stacks():
     matrix = Weight(tensor("m", 3, 2))
     assert matrix.require_shape(3, 2) is matrix
     assert matrix.flatten().shape == (6,) and matrix.flatten().read_vector().tolist() == [1, 2, 3, 4, 5, 6]
-    assert numbers(matrix.flatten().as_row()) == [[1, 2, 3, 4, 5, 6]]
+    assert numbers(matrix.flatten().to_row()) == [[1, 2, 3, 4, 5, 6]]
     assert numbers(Weight(tensor("v", 3)).repeat(2)) == [1, 1, 2, 2, 3, 3]
     stack = Weight(tensor("m", 6, 2)).split_stacks(2)
     assert numbers(stack) == [[[1, 2], [3, 4], [5, 6]], [[7, 8], [9, 10], [11, 12]]]
@@ -140,16 +140,16 @@ def test_weights_are_found_by_name_in_a_layer_or_outside(weights: Weights):
     first, second = weights.get_layer(0), weights.get_layer(1)
     whole = first.a
     assert names(whole, whole.bias, whole.scale) == ["blk.0.a.weight", "blk.0.a.bias", "blk.0.a.scale"]
-    values = weights.token_embd, weights.get_bias("alone"), weights.get_exact("bare"), weights.require_bare("bare")
+    values = weights.token_embd, weights.get_bias("alone"), weights.get_exact("bare"), weights.require_exact("bare")
     assert names(*values) == [
         "token_embd.weight", "alone.bias", "bare", "bare",
     ]  # fmt: skip
-    assert names(second.get_bias("c"), second.get_exact("d"), second.require_bare("d"), second.b) == [
+    assert names(second.get_bias("c"), second.get_exact("d"), second.require_exact("d"), second.b) == [
         "blk.1.c.bias", "blk.1.d", "blk.1.d", "blk.1.b.weight",
     ]  # fmt: skip
     assert names(weights.get("x"), weights.get_bias("x"), weights.get_exact("x"), weights.get("b")) == [None] * 4
-    assert names(*first.list_all()) == ["blk.0.a.weight", "blk.0.a.bias", "blk.0.a.scale"]
-    assert len(weights.list_all()) == len(NAMES)
+    assert names(*first.list_weights()) == ["blk.0.a.weight", "blk.0.a.bias", "blk.0.a.scale"]
+    assert len(weights.list_weights()) == len(NAMES)
     weights.require_biases("alone")
     assert collect_layer_names(NAMES) == {"a.weight", "a.bias", "a.scale", "b.weight", "c.bias", "d"}
 
@@ -177,7 +177,8 @@ def test_a_tensor_that_only_other_layers_have_is_refused(weights: Weights):
 def test_a_missing_weight_is_named(weights: Weights):
     for ask, name in (
         (lambda: weights.require("x"), "x.weight"), (lambda: weights.x, "x.weight"),
-        (lambda: weights.get_layer(2).x, "blk.2.x.weight"), (lambda: weights.get_layer(2).require_bare("x"), "blk.2.x"),
+        (lambda: weights.get_layer(2).x, "blk.2.x.weight"),
+        (lambda: weights.get_layer(2).require_exact("x"), "blk.2.x"),
         (lambda: weights.require_biases("alone", "y"), "y.bias"),
     ):  # fmt: skip
         with pytest.raises(ModelError, match=f"^the model has no tensor {name}$"):

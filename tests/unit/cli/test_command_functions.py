@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.arch.families.apertus import read_by_layer
+from localllm.arch.families.apertus import read_per_layer
 from localllm.cli import map_run as map_command
 from localllm.cli.commands import embed, inspect
 from localllm.cli.commands import pull as pull_command
@@ -64,7 +64,7 @@ def test_image_sizes_of_a_config_must_be_positive_integers():
 
 def test_a_config_value_may_be_a_number_or_one_for_each_layer():
     def read(value: Any) -> list[float]:
-        return read_by_layer(MetadataReader({"xielu.beta": value}, "xielu.", "m"), "beta", 2).tolist()
+        return read_per_layer(MetadataReader({"xielu.beta": value}, "xielu.", "m"), "beta", 2).tolist()
 
     assert read(0.5) == [0.5, 0.5] and read(np.array([1e4, -1e4])) == [1e4, -1e4]
     for odd in (1, np.array([1, 2]), np.array([1.0]), np.array([1.0, 1.1e4]), np.array([1.0, np.nan]), -1.1e4, None):

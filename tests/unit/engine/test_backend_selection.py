@@ -12,8 +12,8 @@ import pytest
 
 from localllm import api, arch, builtin_model
 from localllm.api import Model
-from localllm.arch.layer_state import KVType, PagedState, Recurrent
-from localllm.arch.rope import Rope
+from localllm.arch.layer_state import KVType, PagedState, RecurrentLayerState
+from localllm.arch.rope import RopeParameters
 from localllm.arch.verbs import FULL_ATTENTION, AttentionScores
 from localllm.engine import backend as opening
 from localllm.engine import forks
@@ -244,10 +244,10 @@ def test_layer_sizes_count_windows_states_and_spare_pages():
     """Check all tokens, also those behind a window, and two pages more; recurrent layers have seven states."""
     plain, kept = PagedState(0, 1, 16, 16, window=4), KVType.parse("f16")
     assert compute_state_bytes(plain, 64, kept) == (64 + 2 * PAGE) * 2 * 32
-    assert compute_state_bytes(Recurrent(0, ((2, 3),)), 64, kept) == 7 * 24
+    assert compute_state_bytes(RecurrentLayerState(0, ((2, 3),)), 64, kept) == 7 * 24
     tensors = {name: tensor(name, 3, 8) for name in ("blk.0.a.weight", "blk.1.b.weight", "blk.2.c.weight", "output")}
     one = 3 * 32
-    estimated = compute_sizes(tensors, [plain, Recurrent(1, ((2, 3),))], 2, 64, kept, 1000)
+    estimated = compute_sizes(tensors, [plain, RecurrentLayerState(1, ((2, 3),))], 2, 64, kept, 1000)
     assert estimated == GpuSizes([one + (64 + 2 * PAGE) * 64, one + 7 * 24], 1000 + 2 * one)
     assert compute_spare(GpuSizes([1, 20, 300], 4000), 2, MARGIN + 5000) == 680
     assert compute_spare(GpuSizes([1, 20, 300], 4000), 0, MARGIN + 5000) == 1000
@@ -462,7 +462,7 @@ def test_squares_are_summed_once_for_all_readers_of_an_activation():
 
 # ---- rows of images -------------------------------------------------------------------------------------------------
 
-ROPE = Rope(8, 4, False, magnitude=2.0)
+ROPE = RopeParameters(8, 4, False, magnitude=2.0)
 H = SimpleNamespace(vocab_size=9, width=4, row_width=8)
 
 
@@ -470,9 +470,9 @@ def test_angles_of_image_rows_follow_their_time_or_axis():
     turns = np.array([[5, 6, 7], [8, 9, 10]])
     for rope, divisors, positions in (
         (ROPE, None, [[5, 5], [8, 8]]),
-        (Rope(8, 4, False, magnitude=2.0, pair_axes=(1, 2)), None, [[6, 7], [9, 10]]),
+        (RopeParameters(8, 4, False, magnitude=2.0, pair_axes=(1, 2)), None, [[6, 7], [9, 10]]),
         (
-            Rope(8, 4, False, magnitude=2.0, position_offset=3),
+            RopeParameters(8, 4, False, magnitude=2.0, position_offset=3),
             np.array([2.0, 4.0], np.float32),
             [[1, 0.5], [2.5, 1.25]],
         ),
@@ -488,7 +488,7 @@ def test_layers_with_the_same_rope_share_angles():
     recorder = TabulatedRecorder(H, 64, 5)
     one, two = np.array([1.0, 2.0], np.float32), np.array([1.0, 3.0], np.float32)
     tables = [recorder._tabulate_angles(rope, divisors) for rope, divisors in (
-        (ROPE, None), (ROPE, one), (ROPE, None), (ROPE, one.copy()), (ROPE, two), (Rope(8, 4, True), None),
+        (ROPE, None), (ROPE, one), (ROPE, None), (ROPE, one.copy()), (ROPE, two), (RopeParameters(8, 4, True), None),
     )]  # fmt: skip
     assert [next(place for place, other in enumerate(tables) if other is table) for table in tables] == [
         0, 1, 0, 1, 4, 5,
@@ -595,7 +595,7 @@ def test_logits_are_computed_by_a_sequence_that_is_always_closed():
         return "logits"
 
     engine = SimpleNamespace(
-        hyperparameters=SimpleNamespace(fills=False), forward_full=lambda ids: ("whole", list(ids)),
+        hyperparameters=SimpleNamespace(is_diffusion=False), forward_full=lambda ids: ("whole", list(ids)),
         sequence=lambda: SimpleNamespace(append=append, close=lambda: calls.append("closed")),
     )  # fmt: skip
     model = model_with(engine=engine)
@@ -603,7 +603,7 @@ def test_logits_are_computed_by_a_sequence_that_is_always_closed():
     with pytest.raises(ContextError):
         model.logits([1, 2, 3], precise=False)
     assert calls[2:] == [([1, 2, 3], "all", 0), "closed"]
-    engine.hyperparameters.fills = True
+    engine.hyperparameters.is_diffusion = True
     assert model.logits([1, 2]) == ("whole", [1, 2]) and len(calls) == 4
 
 
@@ -644,7 +644,7 @@ def test_a_models_files_include_drafts_and_draft_heads():
 def test_opening_a_model_selects_its_caches_and_engine_options(
     monkeypatch, given: dict, device: str, two_parts: bool, keeps: bool, guesses: bool
 ):
-    h = SimpleNamespace(bidirectional=False, fills=False, encode=two_parts)
+    h = SimpleNamespace(bidirectional=False, is_diffusion=False, encode=two_parts)
     file, engine = SimpleNamespace(path="p"), SimpleNamespace(device=device, vocab_size=9)
     calls: list[Any] = []
     monkeypatch.setattr(api, "GGUFFile", SimpleNamespace(open=lambda path: file))

@@ -100,7 +100,7 @@ class Bare(Engine):
 
     def __init__(self, **known):
         self.context, self.vocab_size, self.runs, self.device = 300, 100, RunPlan(), "CPU"
-        self.hyperparameters = SimpleNamespace(arch="llama", fills=False, row_width=2)
+        self.hyperparameters = SimpleNamespace(arch="llama", is_diffusion=False, row_width=2)
         self.lock, self.orphaned, self._images = Lock(), [], WeakValueDictionary()
         self._path, self._start, self._accepts_images, self._shifts = "m.gguf", None, True, False
         self._tap = self._head_source = self._head = None
@@ -244,7 +244,7 @@ def test_bidirectional_models_run_a_whole_prompt_at_once(engine, runs_of_4, most
         with pytest.raises(ModelError):
             engine.forward_full([1])
         assert [store.is_closed for store in stores] == [True]
-    engine.hyperparameters.fills = True
+    engine.hyperparameters.is_diffusion = True
     with pytest.raises(
         UnsupportedError, match=r"^m\.gguf: llama models fill masked tokens and cannot continue a sequence: use loc"
     ):

@@ -8,7 +8,7 @@ from tiny_hybrid import write_tiny_hybrid
 
 import localllm
 from localllm.arch import load_architecture
-from localllm.arch.layer_state import KVType, Recurrent, count_cache_bytes
+from localllm.arch.layer_state import KVType, RecurrentLayerState, count_cache_bytes
 from localllm.engine.engine import MAX_MERGED_RECOMPUTE, Engine
 from localllm.engine.memory import recurrent
 from localllm.engine.memory.recurrent import RecurrentState, StateLayout
@@ -48,7 +48,7 @@ def fresh(engine: Engine, ids: list[int], logits: str = "last") -> np.ndarray:
 
 
 def test_states_are_padded_to_vectors_and_aligned_to_cache_lines():
-    layout = StateLayout([Recurrent(0, ((3, 20), (5,))), Recurrent(2, ((2, 2, 32),))])
+    layout = StateLayout([RecurrentLayerState(0, ((3, 20), (5,))), RecurrentLayerState(2, ((2, 2, 32),))])
     assert [layout.get_offset(*place) for place in ((0, 0), (0, 1), (2, 0))] == [0, 4 * 3 * 32, 4 * (3 * 32 + 16)]
     for memory in (layout.zeros, layout.allocate()):
         assert len(memory) == 3 * 32 + 16 + 4 * 32 and memory.ctypes.data % 64 == 0

@@ -12,7 +12,7 @@ from tiny_hybrid import write_tiny_hybrid
 from tiny_model import write_tiny_model
 
 from localllm.arch.layer_state import PagedState
-from localllm.arch.rope import Rope
+from localllm.arch.rope import RopeParameters
 from localllm.engine.engine import Engine
 from localllm.engine.lower.activation import ALL, Activation
 from localllm.engine.memory import page_table
@@ -223,7 +223,7 @@ def test_every_architecture_shifts_or_says_why_not(model_path):
     assert not refused & {"llama", *MODELS}
 
 
-NEOX, PAIRS = Rope(32, 32, False), Rope(32, 8, True)
+NEOX, PAIRS = RopeParameters(32, 32, False), RopeParameters(32, 8, True)
 
 
 class Said(dict):

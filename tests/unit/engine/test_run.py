@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from localllm.arch.layer_state import KVType, LatentState, PagedState, Recurrent
+from localllm.arch.layer_state import KVType, LatentState, PagedState, RecurrentLayerState
 from localllm.engine import draft_head as guess_head
 from localllm.engine.cuda.backend import CudaBackend
 from localllm.engine.cuda.lowering import merge_quantizations
@@ -166,7 +166,7 @@ def test_a_cache_reserves_as_many_contexts_as_memory_allows(monkeypatch):
     limits.append(1)
     assert KVCache([], 2 * PAGE, KVType.parse("f32")).sequences == (1024,) and sizes[-1] == 1
     with pytest.raises(ModelError, match=r"^a recurrent state is not supported yet \(layer 7\)$"):
-        KVCache([Recurrent(7, ())], PAGE, KVType.parse("f32"))
+        KVCache([RecurrentLayerState(7, ())], PAGE, KVType.parse("f32"))
 
 
 def test_an_arena_grows_and_keeps_earlier_addresses():
@@ -300,7 +300,7 @@ def test_a_draft_head_compiles_its_program_and_its_fusion(monkeypatch, fuses):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"state": Recurrent(0, ())}, "head.gguf: draft heads without attention are not supported"),
+        ({"state": RecurrentLayerState(0, ())}, "head.gguf: draft heads without attention are not supported"),
         (
             {"fuse": lambda b, w, h, rows: b.slice_columns(rows, 0, 5)},
             "head.gguf: rows of 5 columns; the layer expects 4",

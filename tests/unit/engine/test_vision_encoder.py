@@ -15,7 +15,7 @@ from PIL import Image
 
 from localllm.arch.layer_state import KVType
 from localllm.arch.vision.any_size import compute_area_weights, compute_corner_weights
-from localllm.arch.vision.llava import CuttingRules, arrange_rows
+from localllm.arch.vision.llava import TilingRules, arrange_rows
 from localllm.arch.vision.resizing import choose_size
 from localllm.arch.weights import Weights
 from localllm.engine.image_tokens import ImageEmbedding
@@ -55,7 +55,7 @@ def twin(file: GGUFFile, reader: VisionEncoder, shown: Image.Image) -> np.ndarra
     pixels, windows = h.compute_rows(shown, weights), h.find_window_ends(grid)
     b = builder(pixels, h.compute_rotary_positions(grid))
     b.windows = None if windows is None else np.searchsorted(windows, np.arange(len(pixels)), side="right")
-    rows = family.gather(h, family.encode(b, weights, h, pixels), grid)
+    rows = family.merge_patches(h, family.encode(b, weights, h, pixels), grid)
     return h.insert_breaks(family.project(builder(rows), weights, h, rows), grid, weights)
 
 
@@ -257,7 +257,7 @@ def test_lines_of_tiles_agree_with_transformers():
 
     scripts/record/record_lines.py recorded them from transformers for LLaVA 1.6 7B.
     """
-    how = CuttingRules(((672, 336), (336, 672), (672, 672), (336, 1008), (1008, 336)), is_unpadded=True)
+    how = TilingRules(((672, 336), (336, 672), (672, 672), (336, 1008), (1008, 336)), is_unpadded=True)
     with np.load(FOLDER / "lines_of_llava16.npz") as golden:
         sizes, digests = golden["sizes"].tolist(), golden["digests"].tolist()
     assert len(sizes) > 500

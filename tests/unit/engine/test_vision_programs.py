@@ -17,7 +17,7 @@ from tests.unit.engine.trace.test_recorder import tensor, w
 from tests.unit.generation.test_prefix_cache import TakenLock
 
 H = SimpleNamespace(
-    path="mmproj.gguf", vocab_size=9, width=4, most_patches=6, input_width=20, most_grid=(2, 3), row_width=5,
+    path="mmproj.gguf", vocab_size=9, width=4, max_patches=6, input_width=20, max_grid=(2, 3), row_width=5,
     list_states=lambda: (),
 )  # fmt: skip
 
@@ -27,7 +27,7 @@ def family(project_columns: int = 5, names=("tower", "project")) -> SimpleNamesp
     return SimpleNamespace(
         encode=lambda b, weights, h, x: b.linear(x, w(3, 20, name=names[0])),
         project=lambda b, weights, h, x: b.linear(x, w(project_columns, 6, name=names[1])),
-        gather=lambda h, rows, grid: rows.reshape(len(rows) // 2, -1) if grid == (2, 3) else 1 // 0,
+        merge_patches=lambda h, rows, grid: rows.reshape(len(rows) // 2, -1) if grid == (2, 3) else 1 // 0,
     )
 
 
@@ -104,7 +104,7 @@ def test_a_picture_runs_through_tower_and_projection(programs):
         insert_breaks=lambda rows, grid, weights: (rows, grid, weights),
         arrange=lambda rows, size, weights: (rows, size, weights),
     )  # fmt: skip
-    reader.family = SimpleNamespace(gather=lambda hyperparameters, rows, grid: f"gathered {rows}")
+    reader.family = SimpleNamespace(merge_patches=lambda hyperparameters, rows, grid: f"gathered {rows}")
     reader._weights, reader._options, reader.lock, reader._programs = "W", "options", Lock(), []
     reader._parts = "tower", "project"
     expected = "project of gathered tower of rows of P by W", "grid of P", "W"
@@ -222,7 +222,7 @@ def test_clip_compiles_two_programs_each_for_pictures_and_texts(programs, monkey
 
 def test_tracing_a_clip_pair_records_both_encoders_and_projections(monkeypatch):
     same = {"vocab_size": 9, "width": 4, "out": 3}
-    vision, text = (SimpleNamespace(most_patches=n, input_width=c, **same) for n, c in ((6, 20), (7, 4)))
+    vision, text = (SimpleNamespace(max_patches=n, input_width=c, **same) for n, c in ((6, 20), (7, 4)))
     monkeypatch.setattr(clip, "encode_image", lambda b, weights, h, x: b.linear(x, w(4, 20, name="a")))
     monkeypatch.setattr(clip, "encode_text", lambda b, weights, h, x: b.linear(x, w(4, 4, name="b")))
     for name in ("project_image", "project_text"):

@@ -11,7 +11,7 @@ from invalid_models import GONE, Wrong
 from tiny_model import HEADS, KV_HEADS, LAYERS, MERGES, WIDTH
 
 import localllm
-from localllm.arch.weights import find_part
+from localllm.arch.weights import find_module
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.metadata import MAX_NOTES as MOST
@@ -89,7 +89,7 @@ def test_odd_metadata_is_told_and_ignored(odd: Wrong, cli, case: str):
 def test_tensors_of_other_parts_are_ignored_and_copied(odd: Wrong, cli, names: list[str]):
     """Take files as in Ollama's store; expect the tensors unchanged in the new file."""
     path = odd.write(tensors=dict.fromkeys(names, ONES))
-    kinds = " and ".join(sorted({str(find_part(name)) for name in names}))
+    kinds = " and ".join(sorted({str(find_module(name)) for name in names}))
     printed = require_runs(cli, path, f"{len(names)} unused tensors of {kinds} ({names[0]})")
     assert printed["run"] == cli(*arguments("run", odd.valid))[1]
     copied = GGUFFile.open(path.with_suffix(".out"))

@@ -281,7 +281,7 @@ def test_prompt_and_masks_must_fit_the_context():
 
 def test_mask_token_and_shift_are_read_from_the_metadata():
     def of(mask: object, **more: object) -> DiffusionModel:
-        engine = SimpleNamespace(hyperparameters=SimpleNamespace(fills=True), vocab_size=10, forward_full=len)
+        engine = SimpleNamespace(hyperparameters=SimpleNamespace(is_diffusion=True), vocab_size=10, forward_full=len)
         return make_diffusion_model(engine, {"tokenizer.ggml.mask_token_id": mask, **more})
 
     assert of(0) == DiffusionModel(len, 0, True)

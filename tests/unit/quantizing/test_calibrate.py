@@ -522,7 +522,7 @@ def test_each_head_gets_its_columns(two_texts: Any):
 def test_prompts_have_no_images_and_the_longest_selects_rope_factors(two_texts: Any):
     builder, x = two_texts[0], BatchedActivations([1, 2])
     assert builder.embed_inputs(lambda: x, 3) is builder.add_deepstack(x, 1) is builder.tap_layer_input(x, 0) is x
-    assert builder.ignore(None) is None and [builder.by_context("short", "long", n) for n in (2, 3)] == [
+    assert builder.ignore(None) is None and [builder.select_by_context("short", "long", n) for n in (2, 3)] == [
         "long",
         "short",
     ]

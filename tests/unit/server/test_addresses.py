@@ -81,7 +81,7 @@ def test_an_unknown_path_gets_a_suggestion(server: Served, address: str):
     ("method", "address", "allowed"),
     [
         ("GET", "/v1/chat/completions", "POST"), ("GET", "/chat/completions/", "POST"), ("POST", "/v1/models", "GET"),
-        ("DELETE", "/v1/messages", "POST"), ("POST", "/sessions/x", "GET, PUT"), ("PUT", "/", "GET"),
+        ("DELETE", "/v1/messages", "POST"), ("POST", "/sessions/x", "GET, PUT, PATCH, DELETE"), ("PUT", "/", "GET"),
         ("DELETE", "/v1/models/scripted", "GET"),
     ],
 )  # fmt: skip

@@ -37,7 +37,7 @@ class Broken:
 
     async def stream_events(self) -> AsyncIterator[Any]:
         for word in self.words:
-            yield 0, SimpleNamespace(parts=[TextPart(ANSWER, word)], logprob=None, finish_reason="")
+            yield 0, SimpleNamespace(parts=[TextPart(ANSWER, word)], logprob=None, finish_reason="", progress=None)
         raise ModelError("it broke")
 
     def count_usage(self) -> Any:

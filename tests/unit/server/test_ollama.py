@@ -193,6 +193,21 @@ def test_models_added_after_the_start_are_served(tmp_path):
         assert served.chat("Hi", model="third", max_tokens=1).json["model"] == "third"
 
 
+def test_removed_models_are_no_longer_listed_but_the_last_one_stays(tmp_path):
+    paths = {name: write_tiny_model(tmp_path / f"{name}.gguf", seed=seed) for seed, name in enumerate("abcd")}
+    gone = list[tuple]()
+    with serving({name: str(path) for name, path in paths.items()}) as served:
+        served.service.pool.find = lambda names: [each for each in gone if each[0] in names]
+        assert served.chat("Hi", model="b", max_tokens=1).status == 200
+        paths["b"].unlink()
+        gone.append(("c", "", NameOptions()))
+        assert [model["id"] for model in served.get("/v1/models").json["data"]] == ["a", "d"]
+        assert served.chat("Hi", model="b").status == 404
+        paths["a"].unlink()
+        paths["d"].unlink()
+        assert [model["id"] for model in served.get("/v1/models").json["data"]] == ["d"]
+
+
 def test_requests_of_browsers_must_be_json(served: Served):
     data = json.dumps({"model": "scripted", "messages": HELLO, "stream": False}).encode()
     form = {"Content-Type": "application/x-www-form-urlencoded"}

@@ -290,7 +290,7 @@ def test_embedding_models_generate_no_text(lookahead: bool, fills: bool, no_text
     closed: list[bool] = []
     file = SimpleNamespace(close=lambda: closed.append(True))
     monkeypatch.setattr(bench, "GGUFFile", SimpleNamespace(open=lambda path: closing(file)))
-    read = SimpleNamespace(bidirectional=lookahead, fills=fills)
+    read = SimpleNamespace(bidirectional=lookahead, is_diffusion=fills)
     monkeypatch.setattr(bench, "load_architecture", lambda other: (None, read) if other is file else None)
     assert bench.is_embedding_only("x") is no_text and closed == [True]
 

@@ -21,7 +21,7 @@ def where_above_zero(builder, x, y, z):
 
 WORDS = {
     "absolute": simd.abs_f32x16, "erf": simd.erf_f32x16, "exp": simd.exp_f32x16, "fma": simd.fma_f32x16,
-    "if_finite": simd.if_finite_f32x16, "larger": simd.max_f32x16, "log_one_plus_exp": simd.softplus_f32x16,
+    "propagate_nan": simd.if_finite_f32x16, "larger": simd.max_f32x16, "log_one_plus_exp": simd.softplus_f32x16,
     "number": simd.splat_f32x16, "reciprocal": simd.reciprocal_f32x16, "smaller": simd.min_f32x16,
     "sqrt": simd.sqrt_f32x16, "tanh": simd.tanh_f32x16, "where_above_zero": where_above_zero,
 }  # fmt: skip

@@ -54,7 +54,7 @@ def select_by_sign(x, y, z):
 
 WORDS = {
     "absolute": gpu.device(lambda x: abs(x)), "erf": compute_erf, "exp": gpu.exp,
-    "fma": gpu.device(lambda x, y, z: x * y + z), "if_finite": keep_finite,
+    "fma": gpu.device(lambda x, y, z: x * y + z), "propagate_nan": keep_finite,
     "larger": gpu.device(lambda x, y: x if x > y else y), "log_one_plus_exp": compute_softplus, "number": float32,
     "reciprocal": gpu.device(lambda x: ONE / x), "smaller": gpu.device(lambda x, y: x if x < y else y),
     "sqrt": math.sqrt, "tanh": gpu.tanh, "where_above_zero": select_by_sign,

@@ -574,7 +574,7 @@ def test_decay_slopes_of_minimax_depend_on_the_layer(golden):
         of_layers = replace(h, layers=layers, attention=replace(h.attention, heads=(4,) * layers))
         for layer in range(layers):
             slower = 1 - (layer / (layers - 1) if layers > 1 else 0) + 1e-5
-            assert minimax_01.MiniMax01.compute_slopes(of_layers, layer) == [
+            assert minimax_01.MiniMax01Hyperparameters.compute_slopes(of_layers, layer) == [
                 slower * 2.0 ** (-2 * n) for n in (1, 2, 3, 4)
             ]
 

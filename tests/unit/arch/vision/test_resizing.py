@@ -10,9 +10,15 @@ import pytest
 from localllm.arch.metadata import HyperparameterReader
 from localllm.arch.vision import clip, idefics3, internvl, lfm2vl, llava, pixtral, qwen2vl
 from localllm.arch.vision.any_size import compute_area_weights, compute_corner_weights, read_any_size
-from localllm.arch.vision.hyperparameters import group_in_squares, read_activation, read_rgb, read_vision, to_patches
+from localllm.arch.vision.hyperparameters import (
+    cut_into_patches,
+    group_in_squares,
+    read_activation,
+    read_rgb,
+    read_vision,
+)
 from localllm.arch.vision.lfm2vl import choose_grid
-from localllm.arch.vision.llava import CuttingRules, arrange_rows, read_anyres, remove_bars
+from localllm.arch.vision.llava import TilingRules, arrange_rows, read_anyres, remove_bars
 from localllm.arch.vision.resizing import (
     BICUBIC,
     BILINEAR,
@@ -134,9 +140,9 @@ def fields_of(**values: Any) -> HyperparameterReader:
 
 def test_llava_sizes_are_read_from_the_metadata():
     sizes = np.array([336, 672, 672, 336], np.int32)
-    assert read_anyres(fields_of(), 336) == CuttingRules()
+    assert read_anyres(fields_of(), 336) == TilingRules()
     flat = read_anyres(fields_of(vision__image_grid_pinpoints=sizes), 336)
-    assert flat == CuttingRules(((336, 672), (672, 336)))
+    assert flat == TilingRules(((336, 672), (672, 336)))
     unpadded = {"vision__image_grid_pinpoints": sizes, "vision__mm_patch_merge_type": "spatial_unpad"}
     assert read_anyres(fields_of(**unpadded), 336).is_unpadded
     assert len(read_anyres(fields_of(vision__image_grid_pinpoints=np.array([6, 6, 36, 1])), 1).sizes) == 2
@@ -160,10 +166,10 @@ def test_tiles_become_lines_with_an_end_each():
     """Two tiles beside each other, of 2 by 2 patches each, become lines of four."""
     rows = [np.full((4, 1), -1.0), np.arange(4.0)[:, None], np.arange(4.0, 8)[:, None]]
     newline = np.array([9.0])
-    how = CuttingRules(((20, 10),), True)
+    how = TilingRules(((20, 10),), True)
     values = arrange_rows(rows, (20, 10), how, 10, newline)[:, 0].tolist()
     assert values == [-1, -1, -1, -1, 0, 1, 4, 5, 9, 2, 3, 6, 7, 9]
-    assert arrange_rows(rows, (20, 10), CuttingRules(((20, 10),)), 10, newline)[:, 0].tolist() == [-1] * 4 + [*range(8)]
+    assert arrange_rows(rows, (20, 10), TilingRules(((20, 10),)), 10, newline)[:, 0].tolist() == [-1] * 4 + [*range(8)]
 
 
 # ---- positions, pixels, what a file says
@@ -184,7 +190,7 @@ def test_pixels_are_ordered_like_a_convolutions_weights():
         mean=(0.5, 0.25, 0.0), deviation=(0.5, 1.0, 2.0), patch=2, pixels=12, compute_grid=lambda picture: (2, 1)
     )
     picture = noise(3, 4)  # a column is left over
-    rows = to_patches(h, picture)
+    rows = cut_into_patches(h, picture)
     assert rows.shape == (2, 12) and rows.dtype == np.float32
     numbers = (np.asarray(picture)[:, :2] / 255 - h.mean) / h.deviation
     np.testing.assert_allclose(rows[1], numbers[2:].transpose(2, 0, 1).reshape(-1), rtol=1e-5, atol=1e-6)
@@ -263,14 +269,14 @@ def test_llava_reads_rows_of_the_given_layer():
 
 def test_projectors_have_defaults_by_family():
     tiles = internvl.read(fields_of(**SEEING))
-    assert (tiles.tiles, tiles.rms, tiles.exact, tiles.most_patches) == ((1, 12), False, True, 17)
+    assert (tiles.tiles, tiles.uses_rms_norm, tiles.exact, tiles.max_patches) == ((1, 12), False, True, 17)
     assert idefics3.read(fields_of(**SEEING)).longest == 0 and pixtral.read(fields_of(**SEEING | ONE)).merge == 1
     assert qwen2vl.read(fields_of(**SEEING | ONE)).merge == lfm2vl.read(fields_of(**SEEING | ONE)).merge == 2
     llava_defaults = llava.read(fields_of(**SEEING))
-    assert (llava_defaults.seen, llava_defaults.cuts, llava_defaults.most_patches) == (3, CuttingRules(), 17)
+    assert (llava_defaults.seen, llava_defaults.cuts, llava_defaults.max_patches) == (3, TilingRules(), 17)
     for width, layers, rms in ((3200, 45, True), (3200, 44, False), (3204, 45, False)):
         large = {"vision__embedding_length": width, "vision__block_count": layers}
-        assert internvl.read(fields_of(**SEEING | large)).rms is rms
+        assert internvl.read(fields_of(**SEEING | large)).uses_rms_norm is rms
 
 
 ONE = {"vision__attention__head_count": 1}
@@ -288,11 +294,11 @@ def pair(**changes: Any) -> clip.ClipEncoders:
 
 def test_both_encoders_of_a_pair_are_read():
     vision, text = pair()
-    assert (vision.kind, vision.exact, vision.most_patches, vision.layers, vision.out) == ("clip", True, 17, 3, 6)
+    assert (vision.kind, vision.exact, vision.max_patches, vision.layers, vision.out) == ("clip", True, 17, 3, 6)
     assert (text.kind, text.path, text.width, text.heads, text.out, text.side, text.patch, text.merge) == (
         "clip", "clip.gguf", 8, 2, 6, 1, 1, 1
     )  # fmt: skip
-    assert (text.layers, text.hidden, text.context, text.most_patches) == (1, 0, 3, 3)
+    assert (text.layers, text.hidden, text.context, text.max_patches) == (1, 0, 3, 3)
     assert (text.input_width, text.lookahead, text.exact) == (8, 0, True)
     assert pair(use_gelu=True).text.activation == pair(use_gelu=True).vision.activation == "gelu"
     assert pair(text__block_count=1024, text__context_length=4096).text.context == 4096

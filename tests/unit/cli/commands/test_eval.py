@@ -115,10 +115,13 @@ def test_eval_answers_the_questions_of_the_docs():
     page = (ROOT / "docs" / "eval.md").read_text(encoding="utf-8")
     lines = page.split("```json\n")[1].split("```")[0]
     questions = QuestionSet(read_records(lines.encode(), "eval.jsonl"), "exact", "eval.jsonl")
-    assert {*questions.graders.values()} == {"exact", "number", "choice", "regex", "json", "program"}
-    answers = ["Paris", "144", "B", "Yes.", "red", '{"city": "Rome"}', "def double(x):\n    return 2 * x"]
+    assert {*questions.graders.values()} == {
+        "exact", "number", "choice", "regex", "json", "program", "likelihood",
+    }  # fmt: skip
+    answers = ["Paris", "144", "B", "Yes.", "red", '{"city": "Rome"}', "Madrid", "def double(x):\n    return 2 * x"]
+    choices = [{"text": "Madrid", "logprob": -1.0}, {"text": "Rome", "logprob": -2.0}]
     results = [
-        {"id": record.id, "input": record.input, "output": answer}
+        {"id": record.id, "input": record.input, "output": answer, "choices": choices}
         for record, answer in zip(questions.records, answers, strict=True)
     ]
     assert set(questions.grade(results).values()) == {""}

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from localllm.arch.layer_state import LatentState, PagedState, Recurrent
+from localllm.arch.layer_state import LatentState, PagedState, RecurrentLayerState
 from localllm.engine import vision_encoder as pictures
 from localllm.engine.cpu import backend, program
 from localllm.engine.cpu import backend as shift
@@ -370,7 +370,10 @@ def test_a_backend_keeps_pages_for_attention_and_states_for_recurrence(monkeypat
     monkeypatch.setattr(
         backend, "compile_program", lambda *_, **__: SimpleNamespace(run=None, warning=None, kernel_limits=[])
     )
-    states, options = [PagedState(0, 1, 16, 16), Recurrent(1, ()), LatentState(2, 16, 16)], EngineOptions(threads=3)
+    states, options = (
+        [PagedState(0, 1, 16, 16), RecurrentLayerState(1, ()), LatentState(2, 16, 16)],
+        EngineOptions(threads=3),
+    )
     tested = CpuBackend(["model"], states, 100, options)
     assert calls["KVCache"] == (states[::2], 100, options.kv_cache_type) and calls["StateLayout"] == (states[1:2],)
     assert calls["CachePool"] == (tested._cache, tested._places.layout) and tested._places.layout is not None

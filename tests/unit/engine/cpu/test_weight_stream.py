@@ -40,6 +40,7 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(tape, "MAX_SLICE_BYTES", 1 << 12)
     monkeypatch.setattr(backend, "WORKING_BYTES", 0)
     monkeypatch.setattr(weight_stream, "measure_reads", lambda reads: 0.0)
+    monkeypatch.setattr(memory_watch, "get_private_memory", lambda: 0)  # the limits are below Python's own use
 
 
 def open_engine(file: GGUFFile, share: float | None, **options) -> Engine:
@@ -147,6 +148,18 @@ def test_a_watch_asks_for_memory_when_half_of_what_was_left_is_gone(monkeypatch)
     left[0] = 10 << 30
     assert watch.measure(250 << 20) == -(250 << 20)
     assert MIN_LEFT < 200 << 20 < MAX_LEFT
+
+
+def test_a_watch_keeps_a_process_below_its_limit(monkeypatch):
+    used, watch = [700 << 20], MemoryWatch(limit=800 << 20)
+    monkeypatch.setattr(memory_watch, "get_available_memory", lambda: 1 << 40)
+    monkeypatch.setattr(memory_watch, "get_private_memory", lambda: used[0])
+    monkeypatch.setattr(memory_watch, "CHECK_SECONDS", 0.0)
+    assert watch.measure(0) == 0
+    used[0] = 770 << 20
+    assert watch.measure(0) == 70 << 20
+    used[0] = 600 << 20
+    assert watch.measure(70 << 20) == -(50 << 20)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3moe"])

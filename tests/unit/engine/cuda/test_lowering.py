@@ -9,7 +9,7 @@ import pytest
 from project import GOLDENS
 
 from localllm.arch.layer_state import KVType, LatentState, PagedState
-from localllm.arch.rope import Rope
+from localllm.arch.rope import RopeParameters
 from localllm.arch.verbs import AttentionScores, Routing
 from localllm.engine.cuda.lowering import (
     BufferSlice,
@@ -61,7 +61,7 @@ class GpuContext(Told):
         )
 
 
-HEADS_TURN = Rope(16, 16, False)
+HEADS_TURN = RopeParameters(16, 16, False)
 
 CASES: dict[str, Any] = {
     **{f"linear {format}": (product(format, bias=format == "Q4_K"),) for format in ("Q4_K", "F32", "F16", "BF16")},

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from simulated import SimulatedCard
 
-from localllm.arch.layer_state import KVType, LatentState, PagedState, Recurrent
+from localllm.arch.layer_state import KVType, LatentState, PagedState, RecurrentLayerState
 from localllm.arch.verbs import AttentionScores, Routing
 from localllm.arch.weights import Weight
 from localllm.engine.cuda import lowering as products
@@ -260,7 +260,7 @@ def test_a_gpu_cache_stores_the_same_bytes_as_the_cpu_cache():
 
 
 def test_states_of_a_gpu_are_freed_with_their_last_reference():
-    states, card = [Recurrent(0, ((3, 2), (17,)))], SimulatedCard()
+    states, card = [RecurrentLayerState(0, ((3, 2), (17,)))], SimulatedCard()
     layout, here = GpuStateLayout(card, states), StateLayout(states)
     assert layout.get_offset(0, 1) == here.get_offset(0, 1)
     assert not layout.view_bytes(layout.zeros).any() and len(layout.view_bytes(layout.zeros)) == here.zeros.nbytes
@@ -349,7 +349,7 @@ def test_estimating_buffers_counts_the_longest_run_and_three_chunks(monkeypatch)
     calls = []
     monkeypatch.setattr(card_program, "lower_to_gpu", lambda *given: calls.append(given) or [])
     monkeypatch.setattr(card_program, "plan_offsets", lambda steps: 1000)
-    recurrent = Recurrent(1, ((2, 3),))
+    recurrent = RecurrentLayerState(1, ((2, 3),))
     estimated = card_program.compute_buffer_bytes(["operation"], [PAGED, recurrent], KVType.parse("f16"))
     assert estimated == 1000 + 3 * (32 << 20)
     card_program.compute_buffer_bytes(["operation"], [PAGED], KVType.parse("f16"))

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from project import GOLDENS
 
-from localllm.arch.layer_state import KVType, LatentState, PagedState, Recurrent
+from localllm.arch.layer_state import KVType, LatentState, PagedState, RecurrentLayerState
 from localllm.arch.recurrent_verbs import HeadState
-from localllm.arch.rope import Rope
+from localllm.arch.rope import RopeParameters
 from localllm.arch.verbs import AttentionScores, NgramHash, Routing
 from localllm.arch.weights import Weight
 from localllm.engine.lower.activation import ALL, WANTED, Activation
@@ -106,7 +106,7 @@ def steps_of(say, states=(), kv_type: str = "f32") -> list[str]:
     """Return the steps of an architecture, say(builder, rows), where rows maps a number of columns to an input."""
     builder = Recorder(SimpleNamespace(vocab_size=9, width=8), 64)
     say(builder, lambda columns: builder.external_input(np.zeros((9, columns), np.float32), columns))
-    recurrent = [state for state in states if isinstance(state, Recurrent)]
+    recurrent = [state for state in states if isinstance(state, RecurrentLayerState)]
     cache = KVCache([state for state in states if state not in recurrent], PAGE, KVType.parse(kv_type), (1,))
     places = StepMemory(cache, StateLayout(recurrent) if recurrent else None, RunHeader(7))
     steps, printer = lower_operations(builder.operations, TARGET, places), Told(places)
@@ -116,10 +116,10 @@ def steps_of(say, states=(), kv_type: str = "f32") -> list[str]:
 
 PAGED, INDEX = PagedState(0, 2, 16, 32), LatentState(0, 16, 16, is_index=True)
 WINDOW, WIDE = PagedState(0, 1, 16, 16, 5, True), PagedState(0, 2, 64, 64)
-NEIGHBOURS = Rope(8, 4, True, magnitude=2.0, position_offset=3)
-SCANNED = Recurrent(2, ((1, 20), (20, 2), (2, 4, 20)))
+NEIGHBOURS = RopeParameters(8, 4, True, magnitude=2.0, position_offset=3)
+SCANNED = RecurrentLayerState(2, ((1, 20), (20, 2), (2, 4, 20)))
 ACROSS = AttentionScores(4, 0.5, cross_attention=True)
-BROAD, STRETCHED = Recurrent(2, ((2, 300), (20, 40))), Recurrent(2, ((1, 80),))
+BROAD, STRETCHED = RecurrentLayerState(2, ((2, 300), (20, 40))), RecurrentLayerState(2, ((1, 80),))
 HEADS = HeadState(SCANNED, 2, w(2, name="rates"), 1, 2)
 
 

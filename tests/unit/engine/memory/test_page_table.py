@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from localllm.arch.layer_state import KVType, LatentState, PagedState, Recurrent
+from localllm.arch.layer_state import KVType, LatentState, PagedState, RecurrentLayerState
 from localllm.engine.cpu.program import RunCache
 from localllm.engine.memory import page_table
 from localllm.engine.memory.cache import JointCache, KVCache, merge_ranges
@@ -255,7 +255,7 @@ def test_dropped_windows_stay_dropped_after_a_shift(cache):
 def test_a_hybrid_state_returns_all_pages_after_its_last_fork_closes(cache: KVCache):
     """Check also that a closed one can be used again."""
     pages = PageAllocator(cache.pages)
-    store = HybridState(PageTable(cache, pages), RecurrentState(StateLayout([Recurrent(2, ((4,),))])))
+    store = HybridState(PageTable(cache, pages), RecurrentState(StateLayout([RecurrentLayerState(2, ((4,),))])))
     for _ in range(2):
         store.prepare(0, 3 * PAGE)
         fork = store.fork(3 * PAGE)
@@ -379,7 +379,7 @@ def test_layers_of_a_run_share_memory_unless_one_reads_anothers_keys(inputs, pag
 
 
 def test_a_cache_pool_makes_stores_and_counts_whole_pages(cache: KVCache):
-    room, layout = CachePool(cache, None), StateLayout([Recurrent(2, ((4,),))])
+    room, layout = CachePool(cache, None), StateLayout([RecurrentLayerState(2, ((4,),))])
     assert isinstance(room.create_state(), PageTable) and isinstance(
         CachePool(cache, layout).create_state(), HybridState
     )
@@ -391,7 +391,7 @@ def test_a_cache_pool_makes_stores_and_counts_whole_pages(cache: KVCache):
 
 
 def test_states_lie_one_behind_the_other_from_a_cache_line_on():
-    layout = StateLayout([Recurrent(0, ((3, 2), (17,))), Recurrent(2, ((2, 2, 16),))])
+    layout = StateLayout([RecurrentLayerState(0, ((3, 2), (17,))), RecurrentLayerState(2, ((2, 2, 16),))])
     assert [layout.get_offset(0, 0), layout.get_offset(0, 1), layout.get_offset(2, 0)] == [0, 4 * 48, 4 * 80]
     for memory in (layout.zeros, layout.allocate()):
         assert (len(memory), memory.dtype, layout.get_address(memory) % 64) == (144, np.float32, 0)

@@ -7,12 +7,12 @@ from zlib import crc32
 import numpy as np
 import pytest
 
-from localllm.arch.layer_state import Recurrent
+from localllm.arch.layer_state import RecurrentLayerState
 from localllm.engine.memory import recurrent
 from localllm.engine.memory.recurrent import RecurrentState, StateLayout
 from localllm.kernels.table import PAGE
 
-LAYOUT_OF = [Recurrent(0, ((3, 2), (5,))), Recurrent(2, ((4,),))]
+LAYOUT_OF = [RecurrentLayerState(0, ((3, 2), (5,))), RecurrentLayerState(2, ((4,),))]
 
 
 def state_bytes(tokens: list[int]) -> np.ndarray:

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from localllm.arch.layer_state import LatentState, PagedState, Recurrent
+from localllm.arch.layer_state import LatentState, PagedState, RecurrentLayerState
 from localllm.arch.recurrent_verbs import HeadState
-from localllm.arch.rope import Rope
+from localllm.arch.rope import RopeParameters
 from localllm.arch.verbs import AttentionScores, NgramHash, Routing
 from localllm.arch.weights import Weight
 from localllm.engine.lower.activation import ALL, WANTED, Activation
@@ -104,9 +104,9 @@ def said(say) -> list[tuple]:
 
 
 ONES = rows(1, 1, 1, 1)
-ROPE = Rope(4, 4, False)
+ROPE = RopeParameters(4, 4, False)
 PAGED, LATENT = PagedState(3, 2, 4, 3), LatentState(5, 4, 2)
-CONVOLVED, SCANNED = Recurrent(1, ((2, 3),)), Recurrent(2, ((1, 3), (2, 3), (2, 4, 3)))
+CONVOLVED, SCANNED = RecurrentLayerState(1, ((2, 3),)), RecurrentLayerState(2, ((1, 3), (2, 3), (2, 4, 3)))
 HEADS = HeadState(SCANNED, 2, w(2, name="rates"), 1, 2)
 ROUTING = Routing(4, 2)
 UNSAID = {
@@ -306,14 +306,14 @@ SAID = {
          {"state": SCANNED, "number": 0, "taps": [rows(0.5, 0.5)] * 3, "bias": rows(0, 0, 0), "silu": False}),
     ),
     "gated_mean": (
-        lambda r: r.gated_mean(x(4), w(2, 2), Recurrent(1, ((1, 4),))),
+        lambda r: r.gated_mean(x(4), w(2, 2), RecurrentLayerState(1, ((1, 4),))),
         ("gated_mean", [4], "all", 2,
-         {"state": Recurrent(1, ((1, 4),)), "number": 0, "places": [rows(1, 2), rows(3, 4)], "stretches": 1}),
+         {"state": RecurrentLayerState(1, ((1, 4),)), "number": 0, "places": [rows(1, 2), rows(3, 4)], "stretches": 1}),
     ),
     "gated_mean in two stretches": (
-        lambda r: r.gated_mean(x(4), w(2, 2), Recurrent(1, ((3, 4),)), stretches=2),
+        lambda r: r.gated_mean(x(4), w(2, 2), RecurrentLayerState(1, ((3, 4),)), stretches=2),
         ("gated_mean", [4], "all", 1,
-         {"state": Recurrent(1, ((3, 4),)), "number": 0, "places": [rows(1), rows(3), rows(2), rows(4)],
+         {"state": RecurrentLayerState(1, ((3, 4),)), "number": 0, "places": [rows(1), rows(3), rows(2), rows(4)],
           "stretches": 2}),
     ),
     "selective_scan": (
@@ -403,8 +403,8 @@ REFUSED = [
     (lambda r: r.rope(x(6), ROPE, ALL), "6 columns cannot be divided into heads of 4"),
     (lambda r: r.rope(x(8), ROPE, ALL, w(4)), "tensor w must have 2 weights (found 4)"),
     (lambda r: r.rope(x(8), ROPE, ALL, w(2, first=0)), f"tensor w {SMALL}"),
-    (lambda r: r.by_context(w(2), w(2, first=0, name="l"), 64), f"tensor l {SMALL}"),
-    (lambda r: r.by_context(w(2, first=0), w(2, name="l"), 1), f"tensor w {SMALL}"),
+    (lambda r: r.select_by_context(w(2), w(2, first=0, name="l"), 64), f"tensor l {SMALL}"),
+    (lambda r: r.select_by_context(w(2, first=0), w(2, name="l"), 1), f"tensor w {SMALL}"),
     (lambda r: r.attend(x(15), x(8), x(6), PAGED, AttentionScores(4, 1.0)),
     "layer 3: q must have 16 columns (found 15)"),
     (lambda r: r.attend(x(16), x(6), x(6), PAGED, AttentionScores(4, 1.0)), "layer 3: k must have 8 columns (found 6)"),
@@ -466,8 +466,8 @@ REFUSED = [
     (lambda r: r.convolve(x(3), w(3, 3, bias=2), CONVOLVED), "tensor w.bias must have 3 weights (found 2)"),
     (lambda r: r.previous(x(2), SCANNED, 0), f"{FIT}x must have 3 columns (found 2)"),
     (lambda r: r.mean(x(2), SCANNED, 0), f"{FIT}x must have 3 columns (found 2)"),
-    (lambda r: r.gated_mean(x(3), w(2, 2), Recurrent(1, ((1, 4),))), f"{FIT}w must have 4 columns (found 3)"),
-    (lambda r: r.gated_mean(x(4), w(4), Recurrent(1, ((1, 4),))),
+    (lambda r: r.gated_mean(x(3), w(2, 2), RecurrentLayerState(1, ((1, 4),))), f"{FIT}w must have 4 columns (found 3)"),
+    (lambda r: r.gated_mean(x(4), w(4), RecurrentLayerState(1, ((1, 4),))),
      "tensor w must have the shape [2, 2] (found [4])"),
     *((lambda r, sizes=sizes: r.selective_scan(*map(x, sizes), w(3, 2), w(3), SCANNED), f"{FIT}{name}")
       for sizes, name in (((2, 3, 2, 2), misfit("x", 3, 2)), ((3, 2, 2, 2), misfit("dt", 3, 2)),
@@ -556,7 +556,7 @@ def test_experts_are_recorded_with_routing_tables_and_biases():
 def test_rope_factors_follow_the_context_and_count_as_used(original, name):
     recorder = Recorder(SimpleNamespace(vocab_size=VOCABULARY, width=WIDTH), CONTEXT)
     short, long = w(2, name="short", first=1e-3), w(2, name="long")
-    assert recorder.by_context(short, long, original).name == name
+    assert recorder.select_by_context(short, long, original).name == name
     recorder.ignore(None)
     recorder.require_all_used(["short", "long"])
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from pooled import restored
 
-from localllm.arch.layer_state import PagedState, Recurrent
+from localllm.arch.layer_state import PagedState, RecurrentLayerState
 from localllm.engine import prefix_store as prefixes
 from localllm.engine.adapter_scales import AdapterScales
 from localllm.engine.memory.sequence_state import PagedStore
@@ -203,7 +203,7 @@ def test_a_conversation_is_kept_whole_under_its_own_keys(folder, monkeypatch):
          [{"pages"}, {"pages", "windows"}, {"pages", "windows"}]),
         ([PagedState(0, 1, 4, 4, window=6)], ("pages", "windows"), [{"pages"}, {"pages", "windows"}, {"pages",
         "windows"}]),
-        ([Recurrent(0, ((1,),))], ("pages", "states"), [{"pages"}, {"pages"}, {"pages", "states"}]),
+        ([RecurrentLayerState(0, ((1,),))], ("pages", "states"), [{"pages"}, {"pages"}, {"pages", "states"}]),
     ],
 )  # fmt: skip
 def test_only_needed_parts_are_read(folder, monkeypatch, states, names, needed):

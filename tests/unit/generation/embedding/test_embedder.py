@@ -515,7 +515,7 @@ def test_logits_read_a_diffusion_model_whole_and_others_in_a_sequence(monkeypatc
     sequence = SimpleNamespace(
         append=lambda *call, kernel_tokens: heard.append(call) or "rows", close=lambda: heard.append("closed")
     )
-    h = SimpleNamespace(fills=fills, bidirectional=lookahead, pooling="mean")
+    h = SimpleNamespace(is_diffusion=fills, bidirectional=lookahead, pooling="mean")
     engine = SimpleNamespace(
         hyperparameters=h, forward_full=lambda ids: ("whole", ids), prepare_all=lambda: heard.append("all")
     )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from kernel_calls import at_end_of_page, caller, count, for_any_parts, normal, output, padded, vector, written
 
-from localllm.arch.layer_state import Recurrent
+from localllm.arch.layer_state import RecurrentLayerState
 from localllm.arch.recurrent_verbs import HeadState
 from localllm.arch.weights import Weight
 from localllm.engine.lower.header import SequenceSpan
@@ -48,8 +48,8 @@ class Run(NamedTuple):
     in_place: bool
 
     @property
-    def state(self) -> Recurrent:
-        return Recurrent(0, (self.shape,))
+    def state(self) -> RecurrentLayerState:
+        return RecurrentLayerState(0, (self.shape,))
 
     @property
     def old(self) -> np.ndarray:
@@ -186,7 +186,7 @@ def test_selective_scans_agree_with_the_reference(call, counts, columns, state_s
     rates, skip = -np.abs(normal(columns, state_size)), normal(columns)
     for in_place in (True, False):
         run = Run(counts, (state_size, columns), in_place)
-        state = Recurrent(0, ((), run.shape))  # the scan's is the second one
+        state = RecurrentLayerState(0, ((), run.shape))  # the scan's is the second one
         check(
             run, call, "selective_scan",
             lambda builder, state=state: moved(builder).selective_scan(

@@ -5,7 +5,7 @@ import pytest
 from kernel_calls import at_end_of_page, normal, padded, vector
 from simulated import launch
 
-from localllm.arch.layer_state import Recurrent
+from localllm.arch.layer_state import RecurrentLayerState
 from localllm.arch.recurrent_verbs import HeadState
 from localllm.engine.operations.registry import ReferenceBuilder
 from tests.unit.kernels.cpu.test_recurrent import Run, in_blocks, in_columns, moved, weight
@@ -64,7 +64,7 @@ def test_selective_scans_on_a_gpu_agree_with_the_reference(columns, state_size, 
     b, c = normal(TOKENS, state_size, seed=2), normal(TOKENS, state_size, seed=3)
     rates, skip = -np.abs(normal(columns, state_size)), normal(columns)
     run = Run(COUNTS, (state_size, columns), is_in_place)
-    state = Recurrent(0, ((), run.shape))  # the scan's is the second one
+    state = RecurrentLayerState(0, ((), run.shape))  # the scan's is the second one
     check(
         run, "selective_scan",
         lambda builder: moved(builder).selective_scan(x, dt, b, c, weight(rates), weight(skip), state),

@@ -46,7 +46,10 @@ def test_programs_are_graded_by_running_their_tests():
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"grader": "best"}, "\"grader\" must be exact, number, choice, regex, json or program, not 'best'"),
+        (
+            {"grader": "best"},
+            '"grader" must be exact, number, choice, regex, json, program, likelihood or ',
+        ),
         ({}, "the grader exact needs the field 'answer'"),
         ({"grader": "json"}, "the grader json needs the field 'schema' or 'answer'"),
         ({"grader": "program"}, "the grader program needs the field 'test'"),

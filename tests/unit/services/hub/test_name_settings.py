@@ -26,6 +26,7 @@ from localllm.generation.sampling.options import SamplingOptions
 from localllm.server import run as server
 from localllm.server.model_pool import NameOptions
 from localllm.services.control_vectors import write_control_vector
+from localllm.services.hub.catalogue import resolve_model
 from localllm.services.hub.name_values import COMMAND_ONLY, RENAMED, convert_option, load_name_values
 from tests.unit.cli.test_command import parsed
 
@@ -56,6 +57,24 @@ def test_an_alias_has_its_own_settings_and_those_of_its_target(models: Path, com
     assert [row.get("system") for row in rows.values() if "system" in row] in (
         [None, "You are Mario.", "In French."], [],
     )  # fmt: skip
+
+
+def test_an_alias_of_an_alias_has_the_settings_of_both_and_its_file(models: Path):
+    with (models / "localllm" / "config.toml").open("a") as config:
+        config.write("[model.bowser]\ncontext = 32\n")
+    config_path = models / "localllm" / "config.toml"
+    config_path.write_text(config_path.read_text().replace("[aliases]\n", '[aliases]\nbowser = "mario"\n'))
+    row = parsed("run", "bowser")
+    assert (row["context"], row["max_tokens"], row["top_k"]) == (32, 3, 7)
+    assert resolve_model("bowser") == resolve_model("base")
+
+
+def test_aliases_in_a_circle_are_refused_with_their_line(models: Path, cli):
+    config_path = models / "localllm" / "config.toml"
+    config_path.write_text('[aliases]\na = "b"\nb = "c"\nc = "b"\nself = "self"\n')
+    code, out, err = cli("run", "a", "-p", "Hi")
+    assert (code, out) == (2, "") and "line 3: aliases must not form a circle: b = c = b" in err
+    assert "circle" not in cli("run", "self", "-p", "Hi")[2]
 
 
 def test_a_path_has_no_settings_of_its_aliases(models: Path):

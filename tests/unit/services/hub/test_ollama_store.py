@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from adapters import random_adapter, supported_names, write_adapter
 
 import localllm
 from localllm.errors import ModelError
+from localllm.files.gguf.file import GGUFFile
 from localllm.services.hub.catalogue import find_model, resolve_model
 from localllm.services.hub.name_settings import read_messages
 from localllm.services.hub.ollama_store import MAX_LAYER, find_stored
@@ -48,14 +50,28 @@ def as_bytes(value: object) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["lora", "lora:latest", "ollama:lora", "registry.ollama.ai/library/lora:latest"])
-def test_a_name_with_an_adapter_is_refused(write_name: Put, cli, name: str):
+def test_a_name_with_an_adapter_in_another_format_is_refused(write_name: Put, cli, name: str):
     write_name("lora", adapter="x")
     code, out, err = cli("run", name, "-p", "Hi")
     assert (code, out, err.count("\n")) == (3, "", 1)
-    assert "ollama:lora:latest has a LoRA adapter" in err and "which is not supported" in err
-    with pytest.raises(ModelError, match="has a LoRA adapter"):
+    assert "ollama:lora:latest has an adapter that is not a GGUF adapter" in err
+    with pytest.raises(ModelError, match="has an adapter that is not"):
         localllm.open(name)
     assert cli("list", "--found")[0] == 0
+
+
+def test_a_name_with_a_gguf_adapter_answers_with_it(write_name: Put, cli, tiny: str, tmp_path: Path):
+    with GGUFFile.open(tiny) as file:
+        adapter = random_adapter(file, supported_names(file), 4, 0)
+    path = write_adapter(adapter, tmp_path / "poet.gguf", 60.0)
+    write_name("bare")
+    write_name("poet", adapter=path.read_bytes())
+    asked = ["-p", "tell me", "-n", "12", "--temp", "0"]
+    ways = ["bare"], ["poet"], [tiny, "--lora", str(path)]
+    bare, named, adapted = (cli("run", *words, *asked)[1] for words in ways)
+    assert named == adapted != bare
+    with localllm.open("poet") as model:
+        assert len(model.engine.adapters) == 1
 
 
 def test_parameters_and_system_text_are_defaults_of_options(write_name: Put, cli):

@@ -111,7 +111,7 @@ def test_inspect_tells_what_a_model_computes_of_a_text(
     """Generative models may compute embeddings, too, if the file says so."""
     monkeypatch.setattr(inspect, "HyperparameterReader", SimpleNamespace(from_file=lambda file: file))
     monkeypatch.setattr(inspect, "read_pooling", lambda fields: {"file": "last", "bare": None}[fields])
-    h: Any = SimpleNamespace(bidirectional=bidirectional, fills=fills, pooling=pooling)
+    h: Any = SimpleNamespace(bidirectional=bidirectional, is_diffusion=fills, pooling=pooling)
     assert inspect.describe_reader("file", h) == expected and inspect.describe_reader("file", None) is None
     assert inspect.is_embedding_model(h) == (bidirectional and not fills)
     if not inspect.is_embedding_model(h):
@@ -119,7 +119,7 @@ def test_inspect_tells_what_a_model_computes_of_a_text(
 
 
 def test_the_maximum_of_heads_over_the_layers_is_reported(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(inspect, "Transformer", SimpleNamespace)
+    monkeypatch.setattr(inspect, "TransformerHyperparameters", SimpleNamespace)
     h: Any = SimpleNamespace(attention=SimpleNamespace(heads=[8, 16, 4], kv_heads=[1, 2]))
     assert (
         inspect.count_heads(h, "heads"),
@@ -205,7 +205,7 @@ def test_mtp_layers_are_reported_with_their_bytes(
             assert tensors == "tensors"
 
         def get_layer(self, layer: int) -> Any:
-            return SimpleNamespace(list_all=lambda: blocks.get(layer, []))
+            return SimpleNamespace(list_weights=lambda: blocks.get(layer, []))
 
     functions = {"read": print, "forward": print} | ({"draft": print} if has_guess else {})
     module = SimpleNamespace(**functions)
