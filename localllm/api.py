@@ -226,7 +226,7 @@ class Model(GenerationMixin, InspectionMixin):
                 open_engines[key] = make(EngineOptions(self._threads, self.context))
             return open_engines[key]
 
-    def drafter(
+    def resolve_drafter(
         self, speculate: "str | Model", progress: Callable[[int, int], None] | None = None
     ) -> "str | ModelDrafter":
         """Return GenerationOptions.speculate: a drafter for a draft model, or the name of a method unchanged.
@@ -409,7 +409,7 @@ def open_with_options(
         ngrams = NgramCache(engine.vocab_size, tokenizer.pieces)
     model = Model(file, tokenizer, engine, chat_template, options.threads, prefixes, ngrams)
     if mmproj is not None or pan_and_scan:
-        model.vision.use(mmproj, pan_and_scan)
+        model.vision.open_projector(mmproj, pan_and_scan)
     return model
 
 

@@ -1,10 +1,10 @@
-"""Rounds activations to 8 bits, as llama.cpp does before it multiplies them by quantized weights."""
+"""Round activations to 8 bits, as llama.cpp does before it multiplies them by quantized weights."""
 
 import numpy as np
 
 
 def round_activations(x: np.ndarray, block: int) -> np.ndarray:
-    """Round x, float32 [rows, columns], to 8 bits with one scale for every `block` values of a row.
+    """Round activations x, float32 [rows, columns], to 8 bits with a scale for every `block` values of a row.
 
     block: 256 for weights in super-blocks, else 32. This is the rounding of llama.cpp's CPU kernels (Q8_K, Q8_0),
     except that the scale itself is not rounded.

@@ -1,4 +1,4 @@
-"""The search for blocks of `low + scale * code` with codes 0..top: Q4_1, Q5_1, Q2_K, Q4_K, Q5_K.
+"""Search for blocks of `low + scale * code` with codes 0..top: Q4_1, Q5_1, Q2_K, Q4_K, Q5_K.
 
 All errors are weighted: Σw(x - decoded)². For given codes the best scale and low solve two linear equations in five
 sums over the block, and the error follows from the sums, without a second pass over the weights.
@@ -6,9 +6,9 @@ sums over the block, and the error follows from the sums, without a second pass 
 A super-block has one pair of factors for all its sub-blocks: scale = factor * k, low = -low_factor * m, with integers k
 and m in 0..steps. The search has three stages:
 
-1. for each sub-block alone and each scale of a grid: round to codes, compute the best scale and low, three times; 2.
-choose the factors whose multiples come nearest to the scales and lows, by the error that the sums predict; 3. until
-nothing improves: fit integers and codes to the factors, then factors to the integers and codes.
+1. for each sub-block alone and each scale of a grid: round to codes, compute the best scale and low, three times;
+2. choose the factors whose multiples come nearest to the scales and lows, by the error that the sums predict;
+3. until nothing improves: fit integers and codes to the factors, then factors to the integers and codes.
 """
 
 from typing import NamedTuple
@@ -31,7 +31,7 @@ ROUNDS = 4
 
 
 class AffineSuperBlock(NamedTuple):
-    """The state of a search: x and weight float32 [sub-blocks, size], the other fields [sub-blocks] unless noted."""
+    """The state of a search. x, weight: float32 [sub-blocks, size]; all other fields [sub-blocks] unless noted."""
 
     x: NDArray
     weight: NDArray
@@ -65,7 +65,10 @@ def allocate_super_block(blocks, size):
 
 @compile_inline
 def round_to_code(x, low, inverse, top):
-    """Round to a code; inverse: 1 / scale."""
+    """Return the nearest code of a weight.
+
+    inverse: 1 / scale.
+    """
     return min(max(np.rint((x - low) * inverse), ZERO), top)
 
 
@@ -76,7 +79,7 @@ def invert(scale):
 
 @compile_inline
 def sum_codes(x, weight, b, scale, low, top):
-    """Compute Σwl, Σwll and Σwlx with the nearest codes l."""
+    """Return Σwl, Σwll and Σwlx over sub-block b with the nearest codes l."""
     inverse = invert(scale)
     wl, wll, wlx = ZERO, ZERO, ZERO
     for i in range(x.shape[1]):
@@ -99,9 +102,9 @@ def compute_error(x, weight, b, scale, low, top):
 
 @compile_inline
 def fit_scale_and_low(w, wx, wl, wll, wlx, highest):
-    """Compute the scale and the low, at most `highest`, with the least error from sums over the block.
+    """Return the scale and the low (at most `highest`) with the least error.
 
-    The sums are Σw, Σwx, Σwl, Σwll, Σwlx.
+    The arguments are Σw, Σwx, Σwl, Σwll and Σwlx over the block.
     """
     determinant = w * wll - wl * wl
     scale = (w * wlx - wx * wl) / determinant if determinant > TINY * w * wll else ZERO  # else one code for all
@@ -114,19 +117,19 @@ def fit_scale_and_low(w, wx, wl, wll, wlx, highest):
 
 @compile_inline
 def predict_error(w, wx, wxx, wl, wll, wlx, scale, low):
-    """Compute the error Σw(x - low - scale * l)² from the sums Σw, Σwx, Σwxx, Σwl, Σwll, Σwlx."""
+    """Return the error Σw(x - low - scale * l)² without the weights, from Σw, Σwx, Σwxx, Σwl, Σwll and Σwlx."""
     return wxx + scale * (scale * wll - TWO * wlx) + low * (low * w - TWO * wx + TWO * scale * wl)
 
 
 @compile_inline
 def round_scale(value, unit):
-    """Round `value` so that value * unit is a float16; return 0 only if `value` is not positive."""
+    """Round `value` so that value * unit is a float16, and 0 only if `value` is not positive."""
     return max(round_to_float16(value * unit), f32(2.0**-24)) / unit if value > ZERO else ZERO
 
 
 @compile_inline
 def search_block(s, b, top, highest):
-    """Find the scale and the low of sub-block b, and the sums over its codes (stage 1)."""
+    """Find the scale and the low of sub-block b, and the sums over its codes: stage 1."""
     x, weight = s.x, s.weight
     lowest, largest = min(x[b, 0], highest), x[b, 0]
     w, wx, wxx = ZERO, ZERO, ZERO
@@ -155,9 +158,9 @@ def search_block(s, b, top, highest):
 
 @compile_inline
 def search_factor(s, target, curvature, steps, unit):
-    """Find the factor whose multiples 0..steps come nearest to `target` (stage 2).
+    """Return the factor whose multiples 0..steps come nearest to `target`: stage 2.
 
-    target: [sub-blocks], none negative; curvature: [sub-blocks], the weights of squared differences.
+    target: [sub-blocks], none negative. curvature: [sub-blocks], the weights of squared differences.
     """
     largest = ZERO
     for b in range(target.size):
@@ -175,7 +178,7 @@ def search_factor(s, target, curvature, steps, unit):
 
 @compile_inline
 def search_factors(s, steps, unit):
-    """Find both factors (stage 2), and the nearest integers k and m for them, in s.k and s.m."""
+    """Return both factors, and write the nearest integers for them to s.k and s.m: stage 2."""
     curvature, depth = s.best_k, s.best_m  # temporary memory: stage 3 fills these arrays later
     for b in range(s.k.size):  # curvature: the cost of changing the scale, to which a low below 0 is adapted
         along = s.sum_wl[b] * s.sum_wl[b] / s.sum_w[b] if s.low[b] < ZERO else ZERO
@@ -192,7 +195,7 @@ def search_factors(s, steps, unit):
 
 @compile_inline
 def round_block(s, b, top, steps, factor, low_factor):
-    """Choose k and m near the present ones, and update the sums; return the error (stage 3)."""
+    """Choose k and m near the present ones, update the sums, and return the error: stage 3."""
     w, wx, wxx = s.sum_w[b], s.sum_wx[b], s.sum_wxx[b]
     low_inverse = invert(low_factor)
     start_k, start_low = s.k[b], -low_factor * s.m[b]
@@ -216,7 +219,7 @@ def round_block(s, b, top, steps, factor, low_factor):
 
 @compile_inline
 def refit_factors(s, unit, factor, low_factor):
-    """Compute the factors with the least error for the present integers and codes (stage 3)."""
+    """Return the factors with the least error for the present integers and codes: stage 3."""
     kk, km, mm, kx, mx = ZERO, ZERO, ZERO, ZERO, ZERO
     for b in range(s.k.size):
         k, m = s.k[b], s.m[b]
@@ -237,7 +240,7 @@ def refit_factors(s, unit, factor, low_factor):
 
 @compile_cached
 def search_super_block(s, top, steps, unit):
-    """Run all three stages; return both factors, and leave the integers in s.best_k and s.best_m."""
+    """Run all three stages; return both factors, and write the integers to s.best_k and s.best_m."""
     for b in range(s.k.size):
         search_block(s, b, top, ZERO)
     factor, low_factor = search_factors(s, steps, unit)
@@ -257,7 +260,7 @@ def search_super_block(s, top, steps, unit):
 
 @compile_cached
 def search_plain_block(s, top, unit):
-    """Find the scale and the low, of any sign, both float16, of a block without sub-blocks (sub-block 0 of s)."""
+    """Return the scale and the low, both float16 and of any sign, of a block without sub-blocks."""
     search_block(s, 0, top, HUGE)
     w, wx, wxx = s.sum_w[0], s.sum_wx[0], s.sum_wxx[0]
     scale, low, wl, wll, wlx = s.scale[0], s.low[0], s.sum_wl[0], s.sum_wll[0], s.sum_wlx[0]
@@ -276,7 +279,7 @@ def search_plain_block(s, top, unit):
 
 @compile_inline
 def choose_low(s, scale, low, top, unit):
-    """Choose the low with the least error among three, for all codes one less, unchanged, and one more.
+    """Return the low with the least error among three: for all codes one less, unchanged, and one more.
 
     float16 rounds each of them differently. The error is computed from the weights, not from the sums, whose rounding
     errors would spoil weights that can be represented exactly.
@@ -293,9 +296,9 @@ def choose_low(s, scale, low, top, unit):
 
 
 def build_super_block_encoder(name):
-    """Build the encoder of a format with super-blocks: d and low per block, integers per sub-block.
+    """Build the encoder of a format with super-blocks: d and low per block, two integers per sub-block.
 
-    The integers of a sub-block are its scale and minimum.
+    The integers are the scale and the minimum of the sub-block.
     """
     layout, block_bytes = LAYOUTS[name], BY_NAME[name].bytes
     size, blocks, top = layout.group, 256 // layout.group, f32((1 << layout.bits) - 1)
@@ -330,7 +333,7 @@ def build_super_block_encoder(name):
 
 
 def build_block_encoder(name):
-    """Build the encoder of a format with blocks of 32 weights, whose scale and low are both float16."""
+    """Build the encoder of a format with blocks of 32 weights, whose scale and low are float16."""
     layout, block_bytes = LAYOUTS[name], BY_NAME[name].bytes
     put_code, d, d_low, top = build_packer(layout.codes, 32), layout.d, layout.low, f32((1 << layout.bits) - 1)
 

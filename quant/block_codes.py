@@ -1,7 +1,6 @@
-"""Read the scales of blocks, and replace their codes.
+"""Read the scales of blocks, and replace their codes, in formats with one code per weight.
 
-Only for formats with one code per weight: weight = scale * level(code) + offset. A level is code - centre, or one of
-the format's 16 values.
+weight = scale * level(code) + offset. A level is code - centre, or one of the format's 16 values.
 """
 
 from functools import cache
@@ -15,9 +14,9 @@ FEEDBACK_FORMATS = tuple(format.name for format in FORMATS.values() if format.fe
 
 
 def read_field(blocks: np.ndarray, fields: Fields, count: int) -> np.ndarray:
-    """Read the first `count` values of a field from blocks: int64 [blocks, count].
+    """Read the first `count` values of a field from blocks, uint8 [blocks, bytes]: int64 [blocks, count].
 
-    blocks: uint8 [blocks, bytes]; fields: the field, or two with the low and the high bits.
+    fields: the field, or two fields with the low and the high bits.
     """
     total, above = np.zeros((len(blocks), count), np.int64), 0
     for field in fields:
@@ -28,12 +27,12 @@ def read_field(blocks: np.ndarray, fields: Fields, count: int) -> np.ndarray:
 
 
 def build_e8m0_table() -> np.ndarray:
-    """Return half the value of each E8M0 byte e, 2 ** (e - 127) / 2: float32 [256]."""
+    """Tabulate half the value of each E8M0 byte e, 2 ** (e - 127) / 2: float32 [256]."""
     return np.ldexp(np.float32(1), np.arange(256) - 128)
 
 
 def build_ue4m3_table() -> np.ndarray:
-    """Return half the value of each UE4M3 byte: float32 [256].
+    """Tabulate half the value of each UE4M3 byte: float32 [256].
 
     UE4M3 has 4 bits of exponent with bias 7 and 3 bits of mantissa. As in ggml, the topmost bit is ignored, and 0x7f
     (not a number) counts as zero.
@@ -50,10 +49,8 @@ class FormatCodes(NamedTuple):
     """The codes of a format and the levels that they represent.
 
     Attributes:
-        levels: float32 [codes in use], ascending.
-        stored: uint8, the stored value of each.
-        is_even: whether levels are consecutive integers.
-        group: number of weights that share a scale.
+        levels: float32 [codes in use], ascending.  stored: the stored value of each, uint8.
+        is_even: levels are consecutive integers.  group: number of weights that share a scale.
     """
 
     levels: np.ndarray
@@ -79,7 +76,7 @@ def get_codes(name: str) -> FormatCodes:
 
 
 def read_scales(name: str, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Read the scales and offsets of blocks, uint8 [blocks, bytes]: float32 [blocks, groups] each."""
+    """Return the scales and offsets of blocks, uint8 [blocks, bytes]: float32 [blocks, groups] each."""
     layout = LAYOUTS[name]
     groups = BY_NAME[name].block // layout.group
     d = np.ones((len(blocks), 1), np.float32) if layout.d is None else read_half(blocks, layout.d)
@@ -104,7 +101,7 @@ def read_half(blocks: np.ndarray, at: int) -> np.ndarray:
 
 
 def replace_codes(name: str, blocks: np.ndarray, codes: np.ndarray) -> None:
-    """Replace the codes in blocks; codes: stored values, uint8 [blocks, weights of a block]."""
+    """Replace the codes in blocks by stored values, uint8 [blocks, weights of a block]."""
     above = 0
     for field in LAYOUTS[name].codes:
         replace_field(field, blocks, codes >> above & (1 << field.bits) - 1)
@@ -120,7 +117,7 @@ def replace_field(field: Field, blocks: np.ndarray, values: np.ndarray) -> None:
 
 
 def dequantize(name: str, rows: np.ndarray) -> np.ndarray:
-    """Dequantize rows of blocks, uint8 [rows, bytes]: float32 [rows, columns]."""
+    """Decode rows of blocks, uint8 [rows, bytes]: float32 [rows, columns]."""
     if name in UNKNOWN_TO_GGUF:
         return dequantize_by_layout(name, rows)
     import gguf

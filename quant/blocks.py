@@ -1,4 +1,4 @@
-"""Shared functions of block encoders: 16-bit floats, units, and packing values by a block's layout.
+"""Share functions among block encoders: 16-bit floats, units, and packing values by a block's layout.
 
 Values are rounded to the nearest 16-bit float, ties to even, and never to infinity: one that is too large becomes the
 largest finite value of the type, because a somewhat wrong weight harms a model less than an infinite one. These
@@ -20,7 +20,7 @@ LARGEST_BF16 = np.uint32(0x7F7F)
 
 @compile_inline
 def to_half(value):
-    """Convert a float32 to the bits of the nearest float16, uint16.
+    """Return the bits of the nearest float16, uint16.
 
     Half a unit of the last remaining bit is added to the bits as an integer; the carry may reach the exponent.
     Subnormal results are multiples of 2 ** -24, as are floats from 1/2 to 1: adding 1/2 rounds to those.
@@ -37,7 +37,7 @@ def to_half(value):
 
 @compile_inline
 def from_half(bits):
-    """Convert the bits of a finite float16 to float32.
+    """Return the float32 with the value of a finite float16's bits.
 
     At their positions in a float32, exponent and fraction give a value 2 ** 112 times too small, subnormal or not.
     """
@@ -60,14 +60,14 @@ def store_half(out, position, value):
 
 @compile_cached
 def narrow_to_half(weights, out):
-    """Convert float32 [n] to float16 bits, uint16 [n]."""
+    """Convert float32 [n] to the bits of float16, uint16 [n]."""
     for i in range(weights.size):
         out[i] = to_half(weights[i])
 
 
 @compile_cached
 def narrow_to_bf16(weights, out):
-    """Convert float32 [n] to bfloat16 bits, uint16 [n]: the upper half of a float32."""
+    """Convert float32 [n] to the bits of bfloat16, uint16 [n]."""
     for i in range(weights.size):
         bits = np.float32(weights[i]).view(np.uint32)
         odd = np.uint32((bits >> np.uint32(16)) & np.uint32(1))
@@ -80,7 +80,7 @@ f32 = np.float32
 
 @compile_inline
 def find_largest(weights, row, start, count):
-    """Return the largest absolute value among some weights of a row."""
+    """Return the largest magnitude among `count` weights of a row from `start` on."""
     largest = f32(0)
     for i in range(start, start + count):
         largest = max(largest, abs(weights[row, i]))
@@ -89,7 +89,7 @@ def find_largest(weights, row, start, count):
 
 @compile_inline
 def compute_unit(largest):
-    """Return the largest power of two that is at most `largest`; 0 if weights are so small that all become 0."""
+    """Return the largest power of two that is at most `largest`; 0 if all weights would round to 0."""
     if largest < f32(2.0**-25):
         return f32(0)
     return np.uint32(f32(largest).view(np.uint32) & np.uint32(0x7F800000)).view(f32)
@@ -97,7 +97,7 @@ def compute_unit(largest):
 
 @compile_inline
 def normalize(weights, row, start, count, x):
-    """Copy weights, divided by their unit, to x; return the unit.
+    """Copy weights divided by their unit to x, and return the unit.
 
     If the unit is 0 (see compute_unit), x becomes zeros.
     """
@@ -110,7 +110,7 @@ def normalize(weights, row, start, count, x):
 
 @compile_inline
 def load_block(weights, importance, row, start, count, s):
-    """Copy weights, divided by their unit, to s.x, and their importance to s.weight; return the unit."""
+    """Copy weights divided by their unit to s.x, and their importance to s.weight; return the unit."""
     flat = s.weight.reshape(-1)
     for i in range(count):
         flat[i] = importance[start + i]
@@ -120,8 +120,8 @@ def load_block(weights, importance, row, start, count, s):
 def build_packer(fields: Fields, together: int = 1) -> Callable:
     """Build a function (out, first, i, number) that packs value first + i into the bytes of a block.
 
-    The bytes must be zero before. first: a multiple of `together`; i: less than `together`. Then the compiler
-    vectorizes loops over i. fields: the first holds the lowest bits of a value.
+    The bytes must be zero before. fields: the one with the lowest bits first. together: `first` is a multiple of it,
+    and `i` is less, so that the compiler vectorizes loops over i.
     """
     if len(fields) == 1:
         return (
@@ -168,6 +168,6 @@ def build_position_packer(field: ScatteredField) -> Callable:
 
 
 def build_group_packer(fields: Fields) -> Callable:
-    """Build a function (out, group, number) that packs a value stored per group."""
+    """Build a function (out, group, number) that packs a value which a block stores per group."""
     put = build_packer(fields)
     return compile_inline(lambda out, group, number: put(out, group, 0, number))

@@ -1,4 +1,4 @@
-"""The codebook search of the i-quants: a code is the index of a vector of 4 or 8 weights in a grid.
+"""Search codebooks for the i-quants, whose codes are indices of vectors of 4 or 8 weights in a grid.
 
 256 weights share one d; a group of 16 or 32 of them has an odd integer, its multiple:
 
@@ -35,7 +35,7 @@ MULTIPLE_SHARES = np.stack([np.arange(start, start + 0.2, 0.0125) for start in (
 
 
 class Codebook(NamedTuple):
-    """A grid, and the grid vectors nearest to each point. A point is a vector of levels of the grid."""
+    """A grid, and for each point the grid vectors nearest to it. A point is a vector of levels."""
 
     grid: np.ndarray  # float32 [codes, dimensions]
     nearest: np.ndarray  # uint16 [points, NEIGHBOURS], codes
@@ -62,7 +62,7 @@ def load_codebook(name: str) -> Codebook:
 
 
 class GroupState(NamedTuple):
-    """The vectors chosen for a group of weights, and temporary arrays."""
+    """The vectors chosen for a group of weights, and temporary arrays of the search."""
 
     codes: np.ndarray  # uint16 [vectors]
     chosen: np.ndarray  # uint8 [vectors], indices of shifts
@@ -75,7 +75,7 @@ class GroupState(NamedTuple):
 
 @compile_inline
 def round_to_levels(x, w, inverse, shift, book, group):
-    """Round the weights of a group to levels, in group.levels; write 2 w value to group.doubled.
+    """Round the weights of a group to levels, in group.levels, and write 2 w value to group.doubled.
 
     value = x * inverse - shift, with inverse = 1 / scale.
     """
@@ -88,7 +88,7 @@ def round_to_levels(x, w, inverse, shift, book, group):
 
 @compile_inline
 def find_best_neighbour(size, w, start, doubled, book, point):
-    """Return the index of a point's neighbour v with the least error, that is, the greatest score.
+    """Return the index of the neighbour v of a point with the least error, which has the greatest score.
 
     The score is Σ v (2 w value - w v). Its lowest 4 bits are replaced by the neighbour's index, so that one maximum of
     integers finds both.
@@ -106,7 +106,7 @@ def find_best_neighbour(size, w, start, doubled, book, point):
 
 @compile_inline
 def fit_vectors(size, x, w, inverse, shifts, book, group):
-    """Implement `fit` for vectors of `size` weights, a constant for the compiler.
+    """Do the work of `choose_vectors` for vectors of `size` weights, a constant for the compiler.
 
     Several short loops take 5 ns a weight, one long loop 8: the CPU overlaps the iterations of short ones.
     """
@@ -139,10 +139,10 @@ def fit_vectors(size, x, w, inverse, shifts, book, group):
 
 
 @compile_cached
-def fit(x, w, inverse, shifts, book, group):
-    """Choose the vectors of a group for the scale 1 / inverse; return (Σwxv, Σwv²).
+def choose_vectors(x, w, inverse, shifts, book, group):
+    """Choose the vectors v of a group for the scale 1 / inverse; return (Σwxv, Σwv²).
 
-    v: the nearest grid vectors, each plus the better of `shifts`. Codes and indices of shifts are written to `group`.
+    A vector is the nearest grid vector plus the better of `shifts`. Codes and indices of shifts are written to `group`.
     """
     if book.vectors.shape[1] == 4:
         return fit_vectors(4, x, w, inverse, shifts, book, group)
@@ -159,11 +159,11 @@ def search_scale(x, w, targets, shifts, book, group):
     if largest < np.float32(1e-20):
         return scale, gain
     for target in targets:
-        product, square = fit(x, w, target / largest, shifts, book, group)
+        product, square = choose_vectors(x, w, target / largest, shifts, book, group)
         if product > 0 and product * product > gain * square:
             scale, gain = product / square, product * product / square
     while gain > 0:
-        product, square = fit(x, w, np.float32(1) / scale, shifts, book, group)
+        product, square = choose_vectors(x, w, np.float32(1) / scale, shifts, book, group)
         if product <= 0 or product * product <= gain * MIN_GAIN * square:
             break
         scale, gain = product / square, product * product / square
@@ -172,14 +172,14 @@ def search_scale(x, w, targets, shifts, book, group):
 
 @compile_inline
 def round_to_multiple(ratio, largest):
-    """Return the odd integer from 1 to `largest` that is nearest to a ratio."""
+    """Return the odd integer from 1 to `largest` nearest to a ratio."""
     half = np.rint((ratio - np.float32(1)) * np.float32(0.5))
     return np.float32(2) * min(max(half, np.float32(0)), np.float32((largest - 1) // 2)) + np.float32(1)
 
 
 @compile_cached
 def choose_d(scales, gains, largest, shares):
-    """Choose the d whose multiples, up to `largest`, approximate the scales of all groups best.
+    """Return the d whose multiples, up to `largest`, approximate the scales of all groups best.
 
     Candidates: the greatest scale divided by each of `shares` times the largest multiple. With the scale multiple * d a
     group gains about gain * (1 - (1 - multiple * d / scale)²).
@@ -201,6 +201,8 @@ def choose_d(scales, gains, largest, shares):
 
 
 class BlockPlan(NamedTuple):
+    """The choices for a block: the multiple of each group, the code and shift of each vector."""
+
     multiples: np.ndarray  # int32 [groups]
     codes: np.ndarray  # uint16 [vectors]
     chosen: np.ndarray  # uint8 [vectors], indices of shifts
@@ -208,10 +210,10 @@ class BlockPlan(NamedTuple):
 
 @compile_cached
 def choose_multiples(x, w, scales, d, largest, shifts, book, group, plan, is_open):
-    """Choose codes for all groups, given d, and write them to `plan`.
+    """Choose codes for all groups, given d, and write them to `plan`; return the error and the best d for them.
 
-    Return the error, minus Σwx², and the best d for these codes. is_open: choose multiples, too: for each group the one
-    above or below its scale. Otherwise the plan's multiples stay.
+    The error is without Σwx². is_open: choose the multiple of each group, too, as the one above or below its scale;
+    otherwise the plan's multiples stay.
     """
     size, vectors = x.size // scales.size, group.codes.size
     error, product, square = np.float32(0), np.float32(0), np.float32(0)
@@ -225,7 +227,7 @@ def choose_multiples(x, w, scales, d, largest, shifts, book, group, plan, is_ope
         for n in range(2 if is_open else 1):
             multiple = beside if n else first
             scale = d * multiple
-            p, q = fit(xs, ws, np.float32(1) / scale, shifts[g], book, group)
+            p, q = choose_vectors(xs, ws, np.float32(1) / scale, shifts[g], book, group)
             e = scale * (scale * q - np.float32(2) * p)
             if e < least:
                 least, best_product, best_square = e, multiple * p, multiple * multiple * q
@@ -247,7 +249,7 @@ def copy_plan(source, target):
 
 @compile_cached
 def fit_block(x, w, unit, scales, gains, largest, shifts, book, group, plan, best_plan):
-    """Return the best d for 256 weights, which are divided by `unit`; write multiples and codes to `best_plan`."""
+    """Return the best d for 256 weights divided by `unit`, and write multiples and codes to `best_plan`."""
     best, least, following = np.float32(0), np.float32(0), np.float32(0)
     for shares in MULTIPLE_SHARES:
         d = max(round_to_float16(choose_d(scales, gains, largest, shares) * unit), SMALLEST_HALF)
@@ -272,8 +274,8 @@ def fit_block(x, w, unit, scales, gains, largest, shifts, book, group, plan, bes
 def split_signs(x, w, even, signs):
     """Make 256 weights positive, and write their signs to `signs`, one byte for each octet.
 
-    even: the number of minus signs of an octet must be even. If it is odd, the sign bit of the least important weight
-    is flipped, and that weight becomes negative.
+    even: the number of minus signs of an octet must be even. If it is odd, the sign of the least important weight is
+    flipped, and that weight becomes negative.
     """
     for octet in range(32):
         bits, weakest, least = 0, 0, np.float32(np.inf)
@@ -317,7 +319,7 @@ def allocate_group(vectors, size):
 
 @compile_cached
 def search_rows(weights, importance, book, targets, shifts, signed, even, largest, factor, result):
-    """Search all blocks, and write the results to `result`; see `search` for the parameters."""
+    """Search all blocks, and write the results to `result`; `search_codebook` explains the parameters."""
     groups, vectors, blocks = result.scales.shape[1], result.codes.shape[1], weights.shape[1] // 256
     size = 256 // groups
     x, scales, gains = np.empty(256, np.float32), np.empty(groups, np.float32), np.empty(groups, np.float32)
@@ -360,7 +362,7 @@ def search_shift(x, w, targets, shifts, book, group):
 NO_SHIFT = np.zeros((1, 1), np.float32)
 
 
-def search(
+def search_codebook(
     weights: np.ndarray,
     importance: np.ndarray,
     grid: str,
@@ -372,16 +374,17 @@ def search(
     signed: bool = True,
     even: bool = False,
 ) -> CodebookResult:
-    """Search all blocks of weights, float32 [rows, columns]; importance is float32 [columns].
+    """Search codes, scales and signs for all blocks of weights, float32 [rows, columns].
 
+    importance: float32 [columns]
     grid: the format whose codebook is used
     targets: candidates for (largest weight of a group) / scale, float32
-    groups: per block of 256
+    groups: number of groups in a block of 256
     scale_bits: bits of a group's scale; its multiple is 1 + 2 * scale
     factor: weight = d / factor * multiple * (grid[code] + shift) * sign
     shifts: float32 [rows, shifts]; a group chooses a row, each of its vectors a shift of that row
-    signed: whether the grid has magnitudes, and signs are stored separately
-    even: whether the number of minus signs of every 8 weights must be even
+    signed: the grid has magnitudes, and signs are stored separately
+    even: the number of minus signs of every 8 weights must be even
     """
     book = load_codebook(grid)
     blocks, vectors = weights.size // 256, 256 // book.grid.shape[1]
@@ -413,13 +416,13 @@ Fields = Callable[[CodebookResult], dict[str, np.ndarray]]
 def build_encoder(name: str, fields: Fields, *how, grid: str = "", **more) -> Callable:
     """Build the encoder of a format.
 
-    fields: converts the search's results to the fields of blocks, by name, uint8 [blocks, bytes of the field]; grid:
-    the format whose codebook is searched, `name` by default; how, more: the arguments of `search` after `grid`.
+    fields: converts the search's results to the fields of blocks, by name, uint8 [blocks, bytes of the field]. grid:
+    the format whose codebook is searched, `name` by default. how, more: arguments of `search_codebook` after `grid`.
     """
     layout, block_bytes = LAYOUTS[name], BY_NAME[name].bytes
 
     def encode(weights: np.ndarray, importance: np.ndarray, out: np.ndarray) -> None:
-        result, blocks = search(weights, importance, grid or name, *how, **more), out.reshape(-1, block_bytes)
+        result, blocks = search_codebook(weights, importance, grid or name, *how, **more), out.reshape(-1, block_bytes)
         if layout.d is not None:
             blocks[:, layout.d : layout.d + 2] = result.d.astype("<f2").view(np.uint8)
         for part, numbers in fields(result).items():
@@ -472,22 +475,22 @@ def take_low_bytes(codes: np.ndarray) -> np.ndarray:
 
 
 def view_bytes(words: np.ndarray) -> np.ndarray:
-    """Convert integers to little-endian uint8 [blocks, bytes]."""
+    """View integers as little-endian bytes, uint8 [blocks, bytes]."""
     return words.astype(words.dtype.newbyteorder("<")).view(np.uint8)
 
 
 def pack_words(numbers: np.ndarray, count: int, bits: int) -> np.ndarray:
-    """Pack every `count` values, [blocks, n], of `bits` bits into one of their type, the first lowest."""
+    """Pack every `count` values of `bits` bits, [blocks, n], into one of their type, the first lowest."""
     shifts = (np.arange(count) * bits).astype(numbers.dtype)
     return np.bitwise_or.reduce(numbers.reshape(len(numbers), -1, count) << shifts, axis=2)
 
 
 def pack_signs_and_scales(result: CodebookResult) -> np.ndarray:
-    """Pack four times 7 sign bits, the first lowest, then the scale of 4 bits: uint8 [blocks, 32]."""
+    """Pack four times 7 sign bits, the first lowest, and a scale of 4 bits above them: uint8 [blocks, 32]."""
     return view_bytes(pack_words((result.signs & 127).astype(np.uint32), 4, 7) | result.scales.astype(np.uint32) << 28)
 
 
-ENCODERS = {  # the integers are groups in a block, bits of a scale, and the factor (see `search`)
+ENCODERS = {  # the integers are groups in a block, bits of a scale, and the factor (see `search_codebook`)
     "IQ1_S": build_encoder(
         "IQ1_S", pack_iq1_s, IQ1_TARGETS, 8, 3, 1, np.array([[SHIFT], [-SHIFT]]), grid="IQ1_S", signed=False
     ),

@@ -1,4 +1,4 @@
-"""The entry point of encoding, which converts weights to the blocks of a format."""
+"""Encode weights to the blocks of a format: the entry point of this package."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +19,7 @@ MIN_IMPORTANCE = 1e-6  # times the mean, added to each column, so that columns o
 
 
 def compute_column_weights(importance: NDArray | None, columns: int) -> NDArray:
-    """Return the weights of errors by column, float32 [columns], with a mean of about 1.
+    """Return the weights of squared errors by column, float32 [columns], with a mean of about 1.
 
     All are 1 without importance.
     """
@@ -81,10 +81,9 @@ ENCODERS: dict[str, Encoder] = {
 def encode(name: str, weights: NDArray, importance: NDArray | None = None, threads: int = 1) -> NDArray:
     """Encode finite weights, float32 [rows, columns], to blocks, uint8 [rows, bytes of a row].
 
-    importance: float32 [columns], the weights of squared errors by column, which are the mean squares of the
-    activations that multiply the column; None: all columns count equally. The bytes are the same for any number of
-    threads. Raises ValueError if rows are not whole blocks or the importance does not fit, KeyError if the format has
-    no encoder.
+    importance: float32 [columns], the mean squares of the activations that multiply each column, which weight its
+    squared errors; None to weight all columns alike. The bytes do not depend on the number of threads. Raises
+    ValueError if rows are not whole blocks or the importance does not fit, KeyError if the format has no encoder.
     """
     encoder, format = ENCODERS[name], BY_NAME[name]
     rows, columns = weights.shape

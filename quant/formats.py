@@ -40,10 +40,10 @@ from typing import NamedTuple
 
 
 class Field(NamedTuple):
-    """Values of `bits` bits packed in bytes.
+    """Values of `bits` bits that are packed regularly into bytes.
 
-    `run` consecutive bytes hold values 0 to run - 1 in their lowest bits, the next `run` values in the bits above,
-    and so on, until the bytes are full. Then the next `run` bytes follow.
+    `run` consecutive bytes hold values 0 to run - 1 in their lowest bits, the next `run` values in the bits above, and
+    so on, until the bytes are full. Then the next `run` bytes follow.
     """
 
     at: int  # offset of the first byte in the block
@@ -51,7 +51,7 @@ class Field(NamedTuple):
     run: int = 1
 
     def locate(self, i: int) -> tuple[int, int]:
-        """Return the position of value i: (byte, lowest bit)."""
+        """Return the byte and the lowest bit of value i."""
         each = 8 // self.bits
         return self.at + i // (self.run * each) * self.run + i % self.run, i // self.run % each * self.bits
 
@@ -70,7 +70,7 @@ Fields = tuple[Field | ScatteredField, ...]
 
 
 class BlockLayout(NamedTuple):
-    """The layout of a format's block: the positions of its fields, and the meaning of their values."""
+    """Where the fields of a format's block are, and what their values mean."""
 
     d: int | None  # the first byte of the float16 d; None if the block has none, or stores it in several fields
     group: int  # weights that share a scale
@@ -101,7 +101,7 @@ class BlockLayout(NamedTuple):
 
 
 def list_positions(at: int, count: int, shift: int) -> tuple[tuple[int, int], ...]:
-    """Return positions for one value in each of `count` bytes, beginning at bit `shift`."""
+    """Return positions of `count` values, one per byte from `at` on, each beginning at bit `shift`."""
     return tuple((at + i, shift) for i in range(count))
 
 
@@ -128,7 +128,7 @@ K_MINIMUMS = (
 
 
 class Format(NamedTuple):
-    """A tensor format of GGUF."""
+    """A tensor format of GGUF: its size, its layout, and what other modules need to know about it."""
 
     id: int  # ggml_type in the file
     name: str
@@ -224,13 +224,13 @@ UNKNOWN_TO_GGUF = ("Q1_0", "Q2_0")  # formats that `gguf` 0.19 cannot dequantize
 
 
 def list_float_offsets(name: str) -> tuple[int, ...]:
-    """Return the offsets of a block's float16 values, d and low."""
+    """Return the offsets of a block's float16 values: d, and low if there is one."""
     layout = LAYOUTS[name]
     return tuple(at for at in (layout.d, layout.low) if at is not None)
 
 
 class Recipe(NamedTuple):
-    """A file type of llama.cpp, such as Q4_K_M. recipes.py has the rules that assign formats to tensors."""
+    """A file type of llama.cpp, such as Q4_K_M; recipes.py has its rules for single tensors."""
 
     number: int  # general.file_type
     name: str

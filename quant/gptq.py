@@ -1,4 +1,4 @@
-"""GPTQ: encoding in which later weights of a row compensate for the rounding errors of earlier ones.
+"""Encode with GPTQ, where later weights of a row compensate for the rounding errors of earlier ones.
 
 Sources: GPTQ (Frantar et al. 2022, arXiv 2210.17323), LDLQ (Chee et al. 2023, arXiv 2307.13304).
 
@@ -34,7 +34,7 @@ MIN_DIAGONAL = 1e-6  # times the mean of the diagonal, added to it, because colu
 
 
 def shrink_correlations(moments: np.ndarray, damping: float) -> np.ndarray:
-    """Return moments, [n, n], with their correlations reduced by `damping`, as a new float32 array.
+    """Return moments, [n, n], with their correlations reduced, as a new float32 array.
 
     damping: 0 leaves the correlations as measured, 1 removes them. The mean of the diagonal becomes 1, unless it is 0.
     """
@@ -47,10 +47,7 @@ def shrink_correlations(moments: np.ndarray, damping: float) -> np.ndarray:
 
 
 def compute_cost(errors: np.ndarray, moments: np.ndarray) -> float:
-    """Compute the mean squared error of a matrix's outputs from the errors of its weights.
-
-    errors: float32 [rows, columns].
-    """
+    """Return the mean squared error of a matrix's outputs, from errors of its weights, float32 [rows, columns]."""
     return float(np.einsum("ij,ij->", errors @ moments.astype(np.float32, copy=False), errors, dtype=np.float64))
 
 
@@ -59,14 +56,14 @@ def list_spans(columns: int) -> list[slice]:
 
 
 def order_columns(importance: np.ndarray) -> np.ndarray:
-    """Return the order in which columns are processed: span after span, each by falling importance."""
+    """Return the columns in the order in which they are processed: by span, then by falling importance."""
     return np.concatenate(
         [part.start + np.argsort(-importance[part], kind="stable") for part in list_spans(len(importance))]
     )
 
 
 def factorize(m: np.ndarray, threads: int) -> None:
-    """Factor a positive definite matrix m = M M^T, float32 [n, n], M upper triangular. M replaces m.
+    """Factor a positive definite matrix m = M M^T, float32 [n, n], into an upper triangular M, which replaces m.
 
     It works span by span, the last one first, which takes one copy less than LAPACK, uses all threads, and gives the
     same result for any number of threads.
@@ -86,7 +83,7 @@ def factorize(m: np.ndarray, threads: int) -> None:
 
 
 class GptqEncoder:
-    """A GPTQ encoder for matrices with the same inputs. The number of threads does not change the bytes."""
+    """A GPTQ encoder for matrices with the same inputs. The bytes do not depend on the number of threads."""
 
     def __init__(self, moments: np.ndarray, damping: float, threads: int = 1):
         """Factor the moments, float32 or float64 [columns, columns].
@@ -137,7 +134,7 @@ class GptqEncoder:
             out[:, format.row_bytes(part.start) : format.row_bytes(part.stop)] = blocks
             if name in FEEDBACK_FORMATS:
                 span = CodedSpan(name, blocks, weights[:, part])
-                span.choose(targets, self._unit[part, part], self._order[part] - part.start)
+                span.choose_with_feedback(targets, self._unit[part, part], self._order[part] - part.start)
                 codes.append(span)
                 errors[:, part] = span.lost
             else:
@@ -147,7 +144,7 @@ class GptqEncoder:
                 span.refine_codes(errors @ self._hessian[:, part], self._hessian[part, part])
                 errors[:, part] = span.lost
         for part, span in zip(parts, codes, strict=False):
-            span.put(out[:, format.row_bytes(part.start) : format.row_bytes(part.stop)])
+            span.write_codes(out[:, format.row_bytes(part.start) : format.row_bytes(part.stop)])
 
 
 class CodedSpan:
@@ -166,23 +163,23 @@ class CodedSpan:
         self._scales, self._offsets = scales.reshape(rows, -1), offsets.reshape(rows, -1)
         self._codes, self.lost = np.zeros(weights.shape, np.uint8), np.empty(weights.shape, np.float32)
 
-    def choose(self, targets: np.ndarray, unit: np.ndarray, order: np.ndarray) -> None:
+    def choose_with_feedback(self, targets: np.ndarray, unit: np.ndarray, order: np.ndarray) -> None:
         """Choose codes one by one, with error feedback.
 
-        targets: float32 [rows, columns]; unit: float32 [columns, columns], the share of a column's error that is added
-        to each later target; order: int [columns].
+        targets: float32 [rows, columns]. unit: float32 [columns, columns], the share of a column's error that is added
+        to each later target. order: int [columns].
         """
         choose_codes(np.ascontiguousarray(unit), order, *self._collect_arrays(targets))
 
     def refine_codes(self, slopes: np.ndarray, hessian: np.ndarray) -> None:
         """Improve codes by coordinate descent.
 
-        slopes: float32 [rows, columns], the errors of all columns @ moments; hessian: moments of this span's columns.
+        slopes: float32 [rows, columns], the errors of all columns @ moments. hessian: moments of this span's columns.
         """
         improve_codes(np.ascontiguousarray(hessian), *self._collect_arrays(slopes))
 
-    def put(self, blocks: np.ndarray) -> None:
-        """Write the codes to blocks, uint8 [rows, bytes]."""
+    def write_codes(self, blocks: np.ndarray) -> None:
+        """Write the codes into blocks, uint8 [rows, bytes]."""
         whole = np.ascontiguousarray(blocks).reshape(-1, BY_NAME[self._name].bytes)
         replace_codes(self._name, whole, self._table.stored[self._codes].reshape(len(whole), -1))
         blocks[:] = whole.reshape(blocks.shape)
@@ -192,7 +189,7 @@ class CodedSpan:
 
 
 class SpanArrays(NamedTuple):
-    """The arrays of a span, as compiled functions need them.
+    """The arrays of a span, as compiled functions take them.
 
     Shapes: [rows, columns], scales and offsets [rows, groups]. moved: targets or slopes.
     """
@@ -219,7 +216,7 @@ def find_nearest_level(table, x):
 
 @compile_cached
 def choose_codes(unit, order, table, of):
-    """Choose each row's codes in order, each nearest to its target, and add its error to the later targets."""
+    """Choose the codes of each row in order, each nearest to its target, and add its error to later targets."""
     columns = of.weights.shape[1]
     target = np.empty(columns, np.float32)
     for row in range(of.weights.shape[0]):
@@ -236,7 +233,7 @@ def choose_codes(unit, order, table, of):
 
 @compile_cached
 def improve_codes(hessian, table, of):
-    """Replace each row's codes, one after another, by the code with the least cost while all others stay."""
+    """Replace the codes of each row, one after another, by the code with the least cost while all others stay."""
     columns = of.weights.shape[1]
     slope = np.empty(columns, np.float32)
     for row in range(of.weights.shape[0]):

@@ -1,4 +1,4 @@
-"""GPTQ's Hessian (the second moments of a matrix's inputs), and how cross-validation chooses its damping."""
+"""Compute GPTQ's Hessian (second moments of a matrix's inputs), and choose its damping by cross-validation."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,17 +19,17 @@ MAX_CACHED_COLUMNS = 2048  # up to this many columns the encoders of several dam
 class Hessian:
     """Second moments of the inputs, separately for two halves of the documents.
 
-    Each half validates the results of the other.
+    Each half validates what was chosen on the other.
 
     Attributes:
         counts: number of rows of each half.
-        halves: float32 [columns, columns], means over those rows.
+        halves: means over those rows, float32 [columns, columns] each.
     """
 
     def __init__(self, pieces: Sequence[np.ndarray], columns: int, threads: int = 1, is_read: bool = False):
         """Compute the moments of the inputs of each document, float32 [rows, columns], possibly empty.
 
-        is_read: rows of the matrix are also used as activations, as those of an embedding are, so errors of single
+        is_read: rows of the matrix are also used as activations, as those of an embedding are, so that errors of single
         weights count as much as errors of outputs.
         """
         half = len(pieces) // 2
@@ -43,11 +43,14 @@ class Hessian:
         self._known: dict[tuple[int, float], GptqEncoder] = {}  # encoders by (half, damping)
 
     def build_encoder(self, name: str, sample: np.ndarray) -> GptqEncoder:
-        """Build the encoder of a matrix in a format; sample: rows, float32 [rows, columns], for the damping."""
+        """Build the encoder of a matrix in a format.
+
+        sample: some of its rows, float32 [rows, columns], by which the damping is chosen.
+        """
         return self._build_encoder(2, self.choose_damping(name, sample))
 
     def choose_damping(self, name: str, sample: np.ndarray) -> float:
-        """Return the damping with the least error in sample rows when each half is validated on the other."""
+        """Return the damping with the least error in sample rows, when each half is validated on the other."""
         if min(self.counts) == 0:
             return DAMPINGS[-1]
 
@@ -61,7 +64,7 @@ class Hessian:
 
     @property
     def _is_small(self) -> bool:
-        """Return whether the encoders of several dampings stay in memory."""
+        """Whether the encoders of several dampings stay in memory."""
         return len(self.halves[0]) <= MAX_CACHED_COLUMNS
 
     def _build_encoder(self, half: int, damping: float) -> GptqEncoder:
@@ -75,7 +78,7 @@ class Hessian:
         return encoder
 
     def _average_halves(self) -> np.ndarray:
-        """Average the moments of both halves over all rows: float32 [columns, columns]."""
+        """Return the moments over all rows, float32 [columns, columns]."""
         one, other = (np.float32(count / max(sum(self.counts), 1)) for count in self.counts)
         whole = self.halves[0] * one
         whole += self.halves[1] * other
@@ -88,12 +91,12 @@ def add_weight_errors(moments: np.ndarray) -> None:
 
 
 def compute_moments(pieces: Sequence[np.ndarray], columns: int, threads: int = 1) -> np.ndarray:
-    """Average x x^T over all rows x, with outliers scaled down: float32 [columns, columns].
+    """Return the mean of x x^T over all rows x, with outliers scaled down: float32 [columns, columns].
 
     For a few tokens, above all the first one of a document, some layers' inputs are a thousand times as large as for
     others (Sun et al. 2024, arXiv 2402.17762). A norm after these layers scales them down again, so they must not
-    outweigh all others in the mean: a row's squared norm counts as at most FAR times the median. Sums are in float64; a
-    result too large for float32 becomes infinite.
+    outweigh all others in the mean: a row's squared norm counts as at most OUTLIER_FACTOR times the median. Sums are in
+    float64; a result too large for float32 becomes infinite.
     """
     parts, count = compute_outlier_factors(pieces), max(sum(map(len, pieces)), 1)
     means = np.empty((columns, columns), np.float32)
@@ -113,9 +116,9 @@ def compute_moments(pieces: Sequence[np.ndarray], columns: int, threads: int = 1
 
 
 def compute_outlier_factors(pieces: Sequence[np.ndarray]) -> list[np.ndarray | None]:
-    """Return for each document the factors of rows' moments that scale outliers down: float32 [rows, 1].
+    """Return for each document the factors that scale the moments of outlier rows down, float32 [rows, 1].
 
-    None means that all are 1.
+    None if no row is scaled.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         squares = [np.einsum("ij,ij->i", piece, piece) for piece in pieces]
@@ -126,7 +129,7 @@ def compute_outlier_factors(pieces: Sequence[np.ndarray]) -> list[np.ndarray | N
 
 
 def limit_outliers(pieces: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
-    """Yield each document's inputs with rows scaled to at most FAR times the median squared norm.
+    """Yield the inputs of each document, with rows scaled to at most OUTLIER_FACTOR times the median squared norm.
 
     Shape: float32 [rows, columns].
     """

@@ -1,4 +1,4 @@
-"""An on-disk cache for the searches that Numba compiles, so that each computer compiles them once.
+"""Cache the searches that Numba compiles on disk, so that each computer compiles them once.
 
 Numba's own cache does not notice edits in the files of a function's callees. This one has a folder named by a hash of
 everything that the machine code depends on: all sources of this package, compiler versions, CPU.
@@ -27,7 +27,7 @@ FAST_MATH = {"reassoc", "contract", "arcp", "nsz"}
 
 
 def compile_cached(function: Callable, name: str = "") -> Callable:
-    """Decorate a function that Numba compiles at its first call, without the GIL and with a disk cache.
+    """Decorate a function so that Numba compiles it at its first call, without the GIL and with a disk cache.
 
     If the folder cannot be written, every process compiles it again. name: distinguishes functions made from the same
     source.
@@ -35,7 +35,7 @@ def compile_cached(function: Callable, name: str = "") -> Callable:
     function.__qualname__ = name or function.__qualname__
     dispatcher: Any = numba.njit(nogil=True, fastmath=FAST_MATH, error_model="numpy")(function)
     with record_failures():
-        dispatcher._cache = _Cache(function)
+        dispatcher._cache = _TolerantCache(function)
     return dispatcher
 
 
@@ -44,7 +44,7 @@ cache_problems: list[str] = []  # at most one message, which says why machine co
 
 @contextmanager
 def record_failures() -> Iterator[None]:
-    """Suppress an OSError in the block and record it in `problems`.
+    """Suppress an OSError in the block and record it in `cache_problems`.
 
     Without a cache, starts only take longer.
     """
@@ -60,7 +60,7 @@ def compile_inline(function: Callable) -> Callable:
 
 
 def compile_encoder(name: str, encode: Callable) -> Callable:
-    """Compile an encoder that was built for a format, as `compiled` does.
+    """Compile an encoder that was built for a format, as `compile_cached` does.
 
     It is inlined into a function of its own, so that loop bounds are constants; that takes 0.8 of the time.
     """
@@ -97,7 +97,7 @@ class _Implementation(CompileResultCacheImpl):
     _locator_classes = [_Locator]  # noqa: RUF012
 
 
-class _Cache(FunctionCache):
+class _TolerantCache(FunctionCache):
     """A function cache that compiles a function again if its entry cannot be read."""
 
     _impl_class = _Implementation

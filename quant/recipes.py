@@ -1,4 +1,4 @@
-"""Recipes such as Q4_K_M, which assign formats to tensors by the rules of llama-quantize.
+"""Choose the format of each tensor by a recipe such as Q4_K_M, with the rules of llama-quantize.
 
 A recipe names one format for most matrices. More sensitive ones get more bits: attn_v and ffn_down, above all in the
 first and last layers, and the output matrix. Vectors, norms and small matrices are not quantized.
@@ -36,7 +36,7 @@ EIGHT_BIT_BY_ARCH = {"glm5-next": re.compile(r"attn_q_[ab]|nextn\.eh_proj")}  # 
 
 
 def is_quantized(name: str, shape: tuple[int, ...], arch: str = "") -> bool:
-    """Return whether a tensor is quantized: only matrices and stacks, with rows of shape[-1] weights, are."""
+    """Return whether recipes quantize a tensor, which must be a matrix or a stack of them."""
     of_arch = UNQUANTIZED_BY_ARCH.get(arch)
     is_kept = UNQUANTIZED.search(name) or (of_arch and of_arch.search(name))
     return max(shape[:-1], default=1) > 1 and name.endswith("weight") and not is_kept
@@ -68,7 +68,7 @@ ROLES = [  # (role, substrings of names); the first match counts
 
 
 def get_role(name: str) -> str:
-    """Return the role of a tensor; OTHER if it has none of the roles above."""
+    """Return the role of a tensor by its name; OTHER if it has none of the roles above."""
     if name == "output.weight":
         return OUTPUT
     if name in ("token_embd.weight", "per_layer_token_embd.weight"):
@@ -80,7 +80,7 @@ ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "MXFP4_MOE": "M
 
 
 def find_recipe(text: str) -> Recipe:
-    """Look up a recipe by its name, in any case, or by its number. Raises KeyError."""
+    """Return the recipe with this name, in any case, or number. Raises KeyError."""
     if text.isascii() and text.isdigit():
         return {str(recipe.number): recipe for recipe in RECIPES.values()}[text]
     name = text.upper()
@@ -88,7 +88,7 @@ def find_recipe(text: str) -> Recipe:
 
 
 class ModelProperties(NamedTuple):
-    """The properties of a model that the rules depend on."""
+    """What the rules need to know about a model."""
 
     arch: str
     layers: int
@@ -99,7 +99,7 @@ class ModelProperties(NamedTuple):
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], importance: bool) -> "ModelProperties":
-        """Read the properties. A missing number counts as 0; a missing head_count_kv counts as head_count."""
+        """Read the properties. Missing counts are 0; a missing head_count_kv equals head_count."""
         arch = str(metadata.get("general.architecture", ""))
 
         def number(key: str, default: int = 0) -> int:
@@ -122,7 +122,7 @@ class ModelProperties(NamedTuple):
 
 
 class MatrixPosition(NamedTuple):
-    """The position of a matrix among the `layers` matrices of its role."""
+    """The index of a matrix among the `layers` matrices of its role."""
 
     model: ModelProperties
     layer: int
@@ -138,12 +138,12 @@ class MatrixPosition(NamedTuple):
 
     @property
     def gets_more_bits(self) -> bool:
-        """Return whether the layer gets more bits: the first and last eighth, and every third one in between."""
+        """Whether the layer is in the first or last eighth, or every third one in between."""
         return self.in_first_eighth or self.in_last_eighth or (self.layer - self.layers // 8) % 3 == 2
 
     @property
-    def shared(self) -> bool:
-        """Return whether at least 4 query heads share a key-value head. Then attn_v is small and matters more."""
+    def shares_keys(self) -> bool:
+        """Whether at least 4 query heads share a key-value head, so that attn_v is small and matters more."""
         return self.model.grouping >= 4
 
 
@@ -153,22 +153,25 @@ SMALL_RECIPES = ("IQ2_S", "IQ2_M")
 
 
 def build_rules(*rows: tuple[str, Rule]) -> dict[str, Rule]:
-    """Build a table of rules by recipe; rows: (names separated by spaces, rule)."""
+    """Build a table of rules by recipe.
+
+    rows: (names of recipes separated by spaces, rule).
+    """
     return {name: rule for names, rule in rows for name in names.split()}
 
 
 VALUE_RULES = build_rules(
-    ("Q2_K", lambda at: "Q4_K" if at.shared else "Q3_K"),
-    ("Q2_K_S IQ3_XS IQ3_S", lambda at: "Q4_K" if at.shared else ""),
-    ("IQ3_XXS", lambda at: "Q4_K" if at.shared else "" if at.model.importance else "IQ3_S"),
+    ("Q2_K", lambda at: "Q4_K" if at.shares_keys else "Q3_K"),
+    ("Q2_K_S IQ3_XS IQ3_S", lambda at: "Q4_K" if at.shares_keys else ""),
+    ("IQ3_XXS", lambda at: "Q4_K" if at.shares_keys else "" if at.model.importance else "IQ3_S"),
     ("IQ3_M", lambda at: "Q4_K"),
     ("Q3_K_M", lambda at: "Q5_K" if at.layer < 2 else "Q4_K"),
     ("Q3_K_L", lambda at: "Q5_K"),
-    ("IQ4_NL IQ4_XS", lambda at: "Q5_K" if at.shared else ""),
+    ("IQ4_NL IQ4_XS", lambda at: "Q5_K" if at.shares_keys else ""),
     ("Q4_K_M Q5_K_M", lambda at: "Q6_K" if at.gets_more_bits else ""),
     ("Q4_K_S", lambda at: "Q5_K" if at.layer < 4 else ""),
-    (" ".join(TINY_RECIPES), lambda at: "Q4_K" if at.shared or at.model.experts >= 4 else "Q2_K"),
-    (" ".join(SMALL_RECIPES), lambda at: "Q4_K" if at.shared or at.model.experts >= 4 else "IQ3_S"),
+    (" ".join(TINY_RECIPES), lambda at: "Q4_K" if at.shares_keys or at.model.experts >= 4 else "Q2_K"),
+    (" ".join(SMALL_RECIPES), lambda at: "Q4_K" if at.shares_keys or at.model.experts >= 4 else "IQ3_S"),
 )
 
 DOWN_RULES = build_rules(
@@ -243,7 +246,7 @@ def choose_attention_output_format(recipe: str, at: MatrixPosition) -> str:
 
 
 def choose_output_format(recipe: Recipe, model: ModelProperties, columns: int) -> str:
-    """Choose the format of the output matrix, or of an embedding matrix that also computes the logits."""
+    """Return the format of the output matrix, or of an embedding that also computes the logits."""
     if recipe.name == "MXFP4" or model.arch == "falcon" or columns % BY_NAME[recipe.base].block:
         return "Q8_0"
     if recipe.name in (*TINY_RECIPES, *SMALL_RECIPES, "IQ3_XXS"):
@@ -252,7 +255,7 @@ def choose_output_format(recipe: Recipe, model: ModelProperties, columns: int) -
 
 
 def fit_format(name: str, columns: int) -> str:
-    """Return the format, or its fallback if a row of `columns` weights is not whole blocks of the format."""
+    """Return the format, or its fallback if a row of `columns` weights is not whole blocks of it."""
     if columns % BY_NAME[name].block == 0:
         return name
     name = BY_NAME[name].fallback
@@ -274,7 +277,7 @@ class RecipeOptions(NamedTuple):
 
 
 class FormatChoice(NamedTuple):
-    """The format of a tensor, and the format that was wanted for it, which may need longer rows."""
+    """The format of a tensor, and the format that the recipe wants, which may need longer rows."""
 
     format: str
     wanted: str
@@ -298,7 +301,7 @@ class FormatPlanner:
         self.seen: dict[str, int] = {}
 
     def choose(self, name: str, shape: tuple[int, ...]) -> FormatChoice | None:
-        """Choose the format of a tensor; None if it is not quantized. Raises ValueError if no rule fits its name."""
+        """Return the format of a tensor; None if it is not quantized. Raises ValueError if no rule fits its name."""
         role = get_role(name)
         if not is_quantized(name, shape, self.model.arch) or (self.options.keep_output and role == OUTPUT):
             return None
@@ -317,7 +320,7 @@ class FormatPlanner:
         return FormatChoice(fit_format(wanted, shape[-1]), wanted)
 
     def makes_logits(self, name: str) -> bool:
-        """Return whether this matrix computes the logits: output.weight, or a shared embedding matrix."""
+        """Return whether a matrix computes the logits: output.weight, or the embedding of a model without one."""
         return name == "output.weight" or (name == "token_embd.weight" and self.tied)
 
     def find_pattern_format(self, name: str) -> str:
@@ -346,9 +349,9 @@ class FormatPlanner:
         return table.get(recipe, lambda at: "")(at)
 
     def locate(self, name: str, role: str) -> MatrixPosition:
-        """Return a matrix's position among those of its role.
+        """Return the position of a matrix among those of its role.
 
-        It is counted or, in models with experts, taken from the name.
+        Matrices are counted; in models with experts, the name has the layer.
         """
         index, count = self.seen.get(role, 0), self.counts.get(role, self.model.layers)
         self.seen[role] = index + 1
@@ -376,7 +379,7 @@ def sort_like_llama(names: Iterable[str]) -> list[str]:
 
 
 def needs_importance(recipe: Recipe, name: str, format: str) -> bool:
-    """Return whether the quality of this format is poor for the tensor without an importance matrix."""
+    """Return whether a tensor in this format has poor quality without an importance matrix."""
     if get_role(name) in (OUTPUT, EMBEDDING):
         return False
     return BY_NAME[format].poor or (format == "Q2_K" and recipe.name == "Q2_K_S")

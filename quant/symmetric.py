@@ -1,4 +1,4 @@
-"""The search for blocks of `scale * code` with codes bottom..top: Q2_0, Q4_0, Q5_0, Q3_K, Q6_K, Q8_0.
+"""Search for blocks of `scale * code` with codes bottom..top: Q2_0, Q4_0, Q5_0, Q3_K, Q6_K, Q8_0.
 
 The search is that of affine.py without the low: for given codes the best scale is a quotient of two sums. A scale may
 be negative, which mirrors the range of codes. In a super-block scale = factor * k, with integers k in -steps..steps -
@@ -34,7 +34,7 @@ FACTOR_COUNT = 32  # factors tried: the largest scale by steps, steps * 63 / 64,
 
 
 class SearchParameters(NamedTuple):
-    """The range of codes, and the parameters of the search.
+    """The range of codes, and the size of the search.
 
     The grid of scales: those with which the weight of largest magnitude gets the code bottom - start, top + start,
     bottom - start - spacing, top + start + spacing, ...
@@ -52,7 +52,7 @@ class SearchParameters(NamedTuple):
 
 
 class SymmetricSuperBlock(NamedTuple):
-    """The state of a search: x and weight float32 [sub-blocks, size], the other fields [sub-blocks] unless noted."""
+    """The state of a search. x, weight: float32 [sub-blocks, size]; all other fields [sub-blocks] unless noted."""
 
     x: NDArray
     weight: NDArray
@@ -86,14 +86,14 @@ def invert(scale):
 
 @compile_inline
 def round_scale(value, unit):
-    """Round `value` so that value * unit is a float16; return 0 only if `value` is 0."""
+    """Round `value` so that value * unit is a float16, and 0 only if `value` is 0."""
     size = max(round_to_float16(abs(value) * unit), f32(2.0**-24)) / unit if value != ZERO else ZERO
     return size if value > ZERO else -size
 
 
 @compile_inline
 def sum_codes(x, weight, b, scale, bottom, top):
-    """Compute Σwll and Σwlx with the nearest codes l."""
+    """Return Σwll and Σwlx over sub-block b with the nearest codes l."""
     inverse = invert(scale)
     wll, wlx = ZERO, ZERO
     for i in range(x.shape[1]):
@@ -106,13 +106,13 @@ def sum_codes(x, weight, b, scale, bottom, top):
 
 @compile_inline
 def predict_error(wxx, wll, wlx, scale):
-    """Compute the error Σw(x - scale * l)² from the sums Σwxx, Σwll, Σwlx."""
+    """Return the error Σw(x - scale * l)² without the weights, from Σwxx, Σwll and Σwlx."""
     return wxx + scale * (scale * wll - TWO * wlx)
 
 
 @compile_inline
 def search_block(s, b, search):
-    """Find the scale of sub-block b, and the sums over its codes (stage 1)."""
+    """Find the scale of sub-block b, and the sums over its codes: stage 1."""
     x, weight, bottom, top = s.x, s.weight, search.bottom, search.top
     lowest, largest, wxx = x[b, 0], x[b, 0], ZERO
     for i in range(x.shape[1]):
@@ -137,7 +137,7 @@ def search_block(s, b, search):
 
 @compile_cached
 def search_plain_block(s, search, unit):
-    """Find the float16 scale of a block without sub-blocks (sub-block 0 of s)."""
+    """Return the float16 scale of a block without sub-blocks."""
     search_block(s, 0, search)
     scale, best, least = s.scale[0], ZERO, HUGE
     for _ in range(search.rounds):
@@ -153,7 +153,7 @@ def search_plain_block(s, search, unit):
 
 @compile_inline
 def search_factor(s, steps, unit):
-    """Find the factor whose multiples are nearest to the scales, by predicted error (stage 2).
+    """Return the factor whose multiples are nearest to the scales, by predicted error: stage 2.
 
     The integers are written to s.k.
     """
@@ -178,7 +178,7 @@ def search_factor(s, steps, unit):
 
 @compile_inline
 def round_block(s, b, search, factor):
-    """Choose k near the present one, and update the sums; return the error (stage 3)."""
+    """Choose k near the present one, update the sums, and return the error: stage 3."""
     start_k, least = s.k[b], HUGE
     for step in range(-search.reach, search.reach + 1):
         k = start_k + f32(step)
@@ -192,7 +192,7 @@ def round_block(s, b, search, factor):
 
 @compile_cached
 def search_super_block(s, search, unit):
-    """Run all three stages; return the factor, and leave the integers in s.best_k."""
+    """Run all three stages; return the factor, and write the integers to s.best_k."""
     for b in range(s.k.size):
         search_block(s, b, search)
     factor = search_factor(s, search.steps, unit)
@@ -216,7 +216,7 @@ def search_super_block(s, search, unit):
 def build_super_block_encoder(name, *how, **more):
     """Build the encoder of a format with super-blocks: d per block, an integer scale per sub-block.
 
-    how, more: see Search.
+    how, more: arguments of SearchParameters.
     """
     layout, block_bytes = LAYOUTS[name], BY_NAME[name].bytes
     size, blocks = layout.group, 256 // layout.group
@@ -250,7 +250,10 @@ def build_super_block_encoder(name, *how, **more):
 
 
 def build_block_encoder(name, grid=12, start=GRID_START, spacing=GRID_SPACING):
-    """Build the encoder of a format with one float16 scale per block; grid, start, spacing: see Search."""
+    """Build the encoder of a format with one float16 scale per block.
+
+    grid, start, spacing: see SearchParameters.
+    """
     layout, block_bytes, size = LAYOUTS[name], BY_NAME[name].bytes, BY_NAME[name].block
     bottom, top = get_code_range(layout)
     search = SearchParameters(bottom, top, grid, start, spacing, refits=2, rounds=4)

@@ -1,4 +1,4 @@
-"""Encoders of TQ1_0, TQ2_0 and Q1_0, for models that were trained with such weights.
+"""Encode TQ1_0, TQ2_0 and Q1_0, for models that were trained with such weights.
 
 In TQ1_0 and TQ2_0 weights are -d, 0 or d, with a d for 256 weights; in Q1_0 they are d or -d, with a d for 128. A byte
 of TQ1_0 holds 5 base-3 digits, each weight / d + 1. Their number is stored as a fraction: number / 243 * 256, rounded
@@ -56,7 +56,7 @@ def search_border(x, w):
 
 @compile_cached
 def search_d(x, w, unit):
-    """Return the float16 d with the least error for 256 weights, which are divided by `unit`."""
+    """Return the float16 d with the least error for 256 weights divided by `unit`."""
     best, least = np.float32(0), np.float32(0)  # the error minus Σwx²; with d = 0 all weights are 0
     d = search_border(x, w)
     for _ in range(MAX_TURNS):
@@ -73,7 +73,7 @@ def search_d(x, w, unit):
 
 @compile_cached
 def choose_codes(weights, importance, row, start, x, codes):
-    """Choose d for the 256 weights of a row from `start` on; write their codes, 0, 1 or 2, and return d."""
+    """Choose d for 256 weights of a row from `start` on; write their codes, 0, 1 or 2, and return d."""
     unit = normalize(weights, row, start, 256, x)
     d = search_d(x, importance[start : start + 256], unit) if unit > 0 else np.float32(0)
     border = d / unit * np.float32(0.5) if d > 0 else np.float32(2)
@@ -84,7 +84,7 @@ def choose_codes(weights, importance, row, start, x, codes):
 
 @compile_inline
 def pack_digits(codes, bytes, digits, out):
-    """Pack digits [digits, bytes] to one byte for each column."""
+    """Pack the digits in each column, [digits, bytes], into one byte."""
     for i in range(bytes):
         number = 0
         for n in range(digits):

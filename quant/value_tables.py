@@ -1,4 +1,4 @@
-"""Encoders of IQ4_NL, IQ4_XS and MXFP4, whose 4-bit codes are indices of 16 unevenly spaced values.
+"""Encode IQ4_NL, IQ4_XS and MXFP4, whose 4-bit codes are indices of 16 unevenly spaced values.
 
     IQ4_NL ("non-linear")  d for 32 weights: weight = d * VALUES[code]
     IQ4_XS                 d for 256 weights, 8 groups with scales of 6 bits: weight = d * (scale - 32) * VALUES[code]
@@ -40,8 +40,8 @@ MIN_GAIN = np.float32(1 + 1e-6)
 
 
 @compile_inline
-def fit(weights, importance, inverse):
-    """Return (Σwxv, Σwv²) over 32 weights; v: the nearest values for the scale 1 / inverse."""
+def sum_products(weights, importance, inverse):
+    """Return (Σwxv, Σwv²) over 32 weights with the nearest values v for the scale 1 / inverse."""
     product, square = np.float32(0), np.float32(0)
     for i in range(32):
         x = weights[i] * inverse
@@ -56,7 +56,7 @@ def fit(weights, importance, inverse):
 
 @compile_cached
 def search_scale(weights, importance, sign):
-    """Return the scale of a sign, 1 or -1, with the least error for 32 weights, and its gain.
+    """Return the scale of this sign, 1 or -1, with the least error for 32 weights, and its gain.
 
     If all weights are zero, the scale is arbitrary and the gain 0.
     """
@@ -67,11 +67,11 @@ def search_scale(weights, importance, sign):
     if largest < TINY:
         return scale, gain
     for target in SCALE_TARGETS:
-        product, square = fit(weights, importance, sign * target / largest)
+        product, square = sum_products(weights, importance, sign * target / largest)
         if product * product > gain * square:
             scale, gain = product / square, product * product / square
     while gain > 0:
-        product, square = fit(weights, importance, np.float32(1) / scale)
+        product, square = sum_products(weights, importance, np.float32(1) / scale)
         if product * product <= gain * MIN_GAIN * square:
             break
         scale, gain = product / square, product * product / square
@@ -89,7 +89,7 @@ def round_to_storable(scale, unit):
 
 @compile_cached
 def fit_block(weights, importance, unit):
-    """Return the best float16 d found for 32 weights, which are divided by `unit`."""
+    """Return the best float16 d for 32 weights divided by `unit`."""
     plus, plus_gain = search_scale(weights, importance, np.float32(1))
     minus, minus_gain = search_scale(weights, importance, np.float32(-1))
     d = round_to_storable(plus if plus_gain > minus_gain else minus, unit)
@@ -98,7 +98,7 @@ def fit_block(weights, importance, unit):
         if d == 0:
             break
         scale = d / unit
-        product, square = fit(weights, importance, np.float32(1) / scale)
+        product, square = sum_products(weights, importance, np.float32(1) / scale)
         error = scale * (scale * square - np.float32(2) * product)
         if error >= least:
             break
@@ -109,7 +109,10 @@ def fit_block(weights, importance, unit):
 
 @compile_cached
 def store_codes(weights, inverse, out):
-    """Store the nearest codes of 32 weights to 16 bytes; inverse: 1 / scale."""
+    """Store the nearest codes of 32 weights in 16 bytes.
+
+    inverse: 1 / scale.
+    """
     for i in range(16):
         low, high = 0, 0
         for k in range(15):
@@ -138,7 +141,7 @@ def round_to_multiple(scale, d):
 
 @compile_cached
 def choose_d(scales, gains, levels):
-    """Choose the d whose multiples approximate the scales of the 8 groups best.
+    """Return the d whose multiples approximate the scales of the 8 groups best.
 
     scales, gains: [2 signs, 8]. Candidates: the scale of largest magnitude divided by each of `levels`. With the scale
     multiple * d a group gains about gain * (1 - (1 - multiple * d / scale)²); the better one of its two scales counts.
@@ -166,7 +169,7 @@ def choose_d(scales, gains, levels):
 def choose_multiple(x, w, scales, gains, d):
     """Choose a group's integer scale with the least error: near one of its two scales, or one off.
 
-    Return the integer, the error (minus Σwx²), Σwxv and Σwv².
+    Returns the integer, the error without Σwx², Σwxv and Σwv².
     """
     least, best, best_product, best_square = np.float32(0), 0, np.float32(0), np.float32(0)
     first = 0 if gains[0] > gains[1] else 1
@@ -178,7 +181,7 @@ def choose_multiple(x, w, scales, gains, d):
             if multiple == 0:
                 continue
             scale = d * np.float32(multiple)
-            product, square = fit(x, w, np.float32(1) / scale)
+            product, square = sum_products(x, w, np.float32(1) / scale)
             error = scale * (scale * square - np.float32(2) * product)
             if error < least:
                 least, best, best_product, best_square = error, multiple, product, square
@@ -187,7 +190,7 @@ def choose_multiple(x, w, scales, gains, d):
 
 @compile_cached
 def choose_multiples(x, w, scales, gains, d, multiples):
-    """Choose the integer scales of the 8 groups, given d; return the error (minus Σwx²) and the best d for them."""
+    """Choose the integer scales of the 8 groups, given d; return the error without Σwx², and the best d for them."""
     error, product, square = np.float32(0), np.float32(0), np.float32(0)
     for group in range(8):
         part = slice(32 * group, 32 * group + 32)
@@ -201,7 +204,7 @@ def choose_multiples(x, w, scales, gains, d, multiples):
 
 @compile_cached
 def fit_super_block(x, w, unit, scales, gains, multiples, best_multiples):
-    """Return the best d for 256 weights, which are divided by `unit`; write the integer scales to best_multiples."""
+    """Return the best d for 256 weights divided by `unit`, and write the integer scales to best_multiples."""
     for group in range(8):
         part = slice(32 * group, 32 * group + 32)
         scales[0, group], gains[0, group] = search_scale(x[part], w[part], np.float32(1))
@@ -264,7 +267,7 @@ LARGEST_EXPONENT = 252  # with one more, 6 times the scale would be infinite
 
 @compile_cached
 def compute_error(weights, importance, scale):
-    """Compute Σ importance * (weight * scale - nearest value)² over 32 weights."""
+    """Return Σ importance * (weight * scale - nearest value)² over 32 weights."""
     error = np.float32(0)
     for i in range(32):
         size = abs(weights[i] * scale)
@@ -277,7 +280,7 @@ def compute_error(weights, importance, scale):
 
 @compile_cached
 def compute_power(exponent):
-    """Return 2 ** exponent as a float32, -126 <= exponent <= 127."""
+    """Return 2 ** exponent as a float32, for exponents from -126 to 127."""
     return np.int32((exponent + 127) << 23).view(np.float32)
 
 
@@ -313,7 +316,7 @@ def encode_block(weights, importance, out):
 
 @compile_cached
 def find_code(weight):
-    """Return the code of the value nearest to a scaled weight. Zero has no sign."""
+    """Return the code of the value nearest to a scaled weight; zero has no sign."""
     index = 0
     for k in range(7):
         index += abs(weight) > SIZE_BORDERS[k]

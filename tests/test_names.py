@@ -30,7 +30,7 @@ PREPOSITION = re.compile(
 )
 KEPT = re.compile(
     "_*(after_in_child|behind_padding|by_name|bytes_of|continue_at|continue_with"
-    "|format_modified_at|get_values_for|in_first_eighth|in_last_eighth|in_one_stack|in_rows|layout_of|limit_to"
+    "|format_modified_at|get_values_for|in_first_eighth|in_last_eighth|in_one_stack|in_parts|in_rows|limit_to"
     "|most_bytes|occur_in|of_all|of_file|of_layer|of_tokens|parse_as|read_at"
     "|stopped_by|switch_to|without_scaling|write_at|acquire_from|after_step|adapters_of)"
 )

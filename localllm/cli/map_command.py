@@ -136,12 +136,12 @@ class MapCommand:
 
     def require_files(self, job: "MapJob") -> str | None:
         """Return the file to which answers are appended, None for stdout. Raises UsageError, ModelError."""
-        from localllm.files.gguf.file import open_part
+        from localllm.files.gguf.file import map_split
         from localllm.services.records.tables import get_answers_path, require_writable_table
 
         output = self.output.output
         if not self.records_input.size and self.place is None:
-            open_part(self.path)  # report an invalid model even if there are no records
+            map_split(self.path)  # report an invalid model even if there are no records
         if not (output and self.is_table):
             return output
         require_writable_table(output, self.inputs, self.output.redo)

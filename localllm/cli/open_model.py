@@ -190,7 +190,7 @@ def warn_unused(name: str, model: "Model", chat_template: str | None) -> None:
 def open_draft_model(model: "Model", options: "GenerationOptions", speculate: str) -> "GenerationOptions":
     """Open the draft model of --speculate, if any; return the options with it.
 
-    Raises the errors of Model.drafter.
+    Raises the errors of Model.resolve_drafter.
     """
     if not is_draft_model(speculate):
         return options
@@ -200,7 +200,7 @@ def open_draft_model(model: "Model", options: "GenerationOptions", speculate: st
 
     with ProgressLine() as line:
         draft = resolve_model_path(speculate.removeprefix(DRAFT))
-        return replace(options, speculate=model.drafter(f"{DRAFT}{draft}", make_compile_progress(line)))
+        return replace(options, speculate=model.resolve_drafter(f"{DRAFT}{draft}", make_compile_progress(line)))
 
 
 def check_thinking(model: "Model", think: str) -> bool:

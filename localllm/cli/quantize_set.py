@@ -50,7 +50,9 @@ def make_files(
         warnings |= {line if line in source.warnings else f"{name}: {line}": None for line in plan.warnings}
         members.append(
             SetMember(
-                request.recipe, plan, plan.paths(derive_set_output(options.path, out, request.recipe, options.mmproj))
+                request.recipe,
+                plan,
+                plan.list_paths(derive_set_output(options.path, out, request.recipe, options.mmproj)),
             )
         )
     for line in warnings:

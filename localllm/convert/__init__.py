@@ -1,10 +1,10 @@
 """Read Hugging Face checkpoints as if they were GGUF files, for quantizing.
 
-A folder of config.json, *.safetensors and tokenizer files is read with the tensor names, the order of rows and the
-metadata of llama.cpp's converter. `open_folder` combines these modules: records (declarations of a family's
-checkpoints), safetensors_files (read by rows), tensor_mapping (each tensor under its GGUF name, computed by
-transforms), and vocabulary. `open_projector` does the same for the projector of a vision model, and `open_clip` for
-CLIP's two encoders.
+`open_folder` reads config.json, *.safetensors and the tokenizer files of a folder, and returns tensors and metadata as
+llama.cpp's converter would write them: the same names, row order and keys. Its modules: records (declarations of each
+family's checkpoints), safetensors_files (rows on demand), tensor_mapping (GGUF names) with transforms (computed
+tensors), and vocabulary. `open_projector` does the same for the projector of a vision model, `open_clip` for CLIP's two
+encoders.
 """
 
 from localllm.convert.clip import is_clip_folder, open_clip

@@ -1,4 +1,4 @@
-"""Open low-rank adapters (LoRA): GGUF files, and folders as PEFT writes them."""
+"""Open LoRA adapters: GGUF files, or folders that PEFT has saved."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -17,9 +17,10 @@ def open_adapters(
     metadata: Mapping[str, object],
     tensors: "Mapping[str, ShapedTensor]",
 ) -> tuple[tuple[Adapter, float], ...]:
-    """Open adapters for a model; wanted: paths or opened adapters, with their scales.
+    """Open adapters for a model, each with its scale.
 
-    Raises ModelError, and UsageError for two adapters of the same name.
+    wanted: paths or already opened adapters, with their scales. Raises ModelError for an invalid adapter, UsageError
+    for two adapters of the same name.
     """
     opened = [
         (each if isinstance(each, Adapter) else open_adapter(each, metadata, tensors), scale) for each, scale in wanted
@@ -32,9 +33,12 @@ def open_adapters(
 
 
 def open_adapter(path: str, metadata: Mapping[str, object], tensors: "Mapping[str, ShapedTensor]") -> Adapter:
-    """Open an adapter for a model with this metadata and these tensors. Raises ModelError."""
+    """Open an adapter from a GGUF file or a PEFT folder.
+
+    metadata, tensors: of the model that it is for, needed to convert a PEFT folder. Raises ModelError.
+    """
     if os.path.isdir(path):
-        from localllm.convert.peft import open_peft  # seldom needed
+        from localllm.convert.peft import open_peft  # rarely used
 
         return open_peft(path, metadata, tensors)
     return read_adapter(path)

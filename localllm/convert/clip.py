@@ -1,4 +1,4 @@
-"""Open a CLIP checkpoint: its image and text encoders as one file (localllm.arch.vision.clip)."""
+"""Open a CLIP checkpoint as one model with an image and a text encoder (see localllm.arch.vision.clip)."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ import gguf
 from localllm.convert.config import CheckpointConfig
 from localllm.convert.family import NUMBERS
 from localllm.convert.files import read_json
-from localllm.convert.folder import Checkpoint, find_file_type, list_files, refuse_lone_surrogates
+from localllm.convert.folder import Checkpoint, choose_file_type, list_files, refuse_lone_surrogates
 from localllm.convert.general_metadata import build_general_metadata
 from localllm.convert.projector_folder import CONVOLUTION_DIMENSIONS, read_preprocessing
 from localllm.convert.projectors.parts import ProjectorTensor, declare_tensor, declare_with_bias
@@ -37,15 +37,18 @@ IGNORED_TENSORS = ("logit_scale", "text_model.embeddings.position_ids", "vision_
 
 
 def is_clip_folder(folder: str | os.PathLike[str]) -> bool:
-    """Return whether a folder has a CLIP checkpoint."""
+    """Return whether config.json in a folder declares a CLIPModel."""
     content = read_json(Path(folder) / "config.json")
     return isinstance(content, dict) and content.get("architectures") == [CLIP_CLASS]
 
 
 def open_clip(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open both encoders of a CLIP checkpoint. Raises ModelError if it is incomplete or unsupported."""
+    """Open both encoders of a CLIP checkpoint.
+
+    Raises ModelError if a tensor or a key is missing or unsupported.
+    """
     folder = Path(path)
-    config = CheckpointConfig.of(folder)
+    config = CheckpointConfig.open(folder)
     out, metadata, parts = config.read_count("projection_dim", 512), dict[str, object](), dict[str, ProjectorTensor]()
     kinds = {config.get_section(f"{tower}_config").get("hidden_act", "quick_gelu") for tower in EXTRA_SIZES}
     if len(kinds) != 1 or (kind := kinds.pop()) not in ACTIVATIONS:
@@ -66,7 +69,7 @@ def open_clip(path: str | os.PathLike[str]) -> Checkpoint:
         "general.architecture": "clip",
         **build_general_metadata(folder, {t.name: t.shape for t in tensors}, warnings),
     }
-    about |= {"general.type": "model", "general.file_type": find_file_type(tensors)}
+    about |= {"general.type": "model", "general.file_type": choose_file_type(tensors)}
     about |= {"clip.has_text_encoder": True, "clip.has_vision_encoder": True, "clip.use_gelu": ACTIVATIONS[kind]}
     metadata = about | metadata | read_vocabulary(folder) | {"general.quantization_version": gguf.GGML_QUANT_VERSION}
     refuse_lone_surrogates(folder, metadata)
@@ -76,7 +79,10 @@ def open_clip(path: str | os.PathLike[str]) -> Checkpoint:
 def list_encoder_tensors(
     tower: str, sizes: dict[str, int], out: int, section: CheckpointConfig
 ) -> dict[str, ProjectorTensor]:
-    """List the tensors of an encoder."""
+    """List the tensors that image and text encoders have in common.
+
+    tower: prefix of their stored names. out: length of the shared embeddings.
+    """
     ours, source, width, hidden = tower[0], f"{tower}_model", sizes["embedding_length"], sizes["feed_forward_length"]
     if width == hidden:  # readers recognize the matrices of a layer by their shapes
         raise section.make_error("intermediate_size must differ from hidden_size")
@@ -101,7 +107,7 @@ def list_encoder_tensors(
 
 
 def list_image_tensors(source: str, sizes: dict[str, int], width: int) -> dict[str, ProjectorTensor]:
-    """List the tensors that only the image encoder has."""
+    """List the tensors that only the image encoder has: class embedding, convolution, positions, first norm."""
     patch, embeddings = sizes["patch_size"], f"{source}.embeddings"
     patches = (sizes["image_size"] // patch) ** 2
     return {
@@ -114,7 +120,10 @@ def list_image_tensors(source: str, sizes: dict[str, int], width: int) -> dict[s
 
 
 def read_tensors(folder: Path, parts: dict[str, ProjectorTensor]) -> list[CheckpointTensor]:
-    """Read all tensors. Raises ModelError for missing or unknown tensors."""
+    """Read all declared tensors from a checkpoint.
+
+    Raises ModelError for a missing tensor, and for one that is not declared.
+    """
     stored, names = open_weights(folder), {part.theirs for part in parts.values()}
     for name, tensor in stored.items():
         if name not in names and name not in IGNORED_TENSORS:
@@ -131,7 +140,7 @@ def read_tensors(folder: Path, parts: dict[str, ProjectorTensor]) -> list[Checkp
 
 
 def read_vocabulary(folder: Path) -> dict[str, object]:
-    """Read the vocabulary and its merges. Raises ModelError."""
+    """Read tokens and merges from tokenizer.json, or from vocab.json and merges.txt. Raises ModelError."""
     content = read_json(folder / "tokenizer.json")
     if content is not None:
         model = CheckpointConfig(content, folder / "tokenizer.json").get_section("model")
@@ -147,6 +156,7 @@ def read_vocabulary(folder: Path) -> dict[str, object]:
 
 
 def read_merges(path: Path) -> list[str] | None:
+    """Read the pairs in a merges.txt; None if the file cannot be read."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):

@@ -1,5 +1,6 @@
-"""Validated access to a checkpoint's config.json."""
+"""Access a checkpoint's config.json, with the type and range of every value checked."""
 
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,12 +15,15 @@ LARGEST = 1e38  # maximum of accepted values
 
 
 def quote(value: object) -> str:
-    """Format a value for a message, with strings in quotes."""
-    return printable(f'"{value}"' if isinstance(value, str) else str(value))
+    """Format a value for an error message as JSON, "missing" for None."""
+    return "missing" if value is None else printable(json.dumps(value, ensure_ascii=False))
 
 
 class CheckpointConfig:
-    """The values of a JSON object. A value of a wrong type raises ModelError with its name."""
+    """An object in config.json, whose methods check the values that they return.
+
+    They raise ModelError with the path and the key of a value of a wrong type.
+    """
 
     def __init__(
         self,
@@ -29,17 +33,18 @@ class CheckpointConfig:
         asked: set[str] | None = None,
         prefix: str = "",
     ):
-        """Wrap an object.
+        """Wrap a JSON object.
 
-        asked: collects the names that are read.  prefix: the object's path in the file, "a.b.".
+        warnings, asked: collect warnings for the user, and the keys that are read; shared with nested objects. prefix:
+        the object's own position in the file, such as "text_config.".
         """
         self.content, self.path, self.prefix = content, path, prefix
         self.warnings = [] if warnings is None else warnings  # lines for the user
         self.asked = set[str]() if asked is None else asked
 
     @classmethod
-    def of(cls, folder: Path) -> "CheckpointConfig":
-        """Read a checkpoint's config.json."""
+    def open(cls, folder: Path) -> "CheckpointConfig":
+        """Read config.json in a checkpoint's folder. Raises ModelError if there is none."""
         content = read_json(folder / "config.json")
         if content is None:
             raise ModelError(f"{folder}: the folder of a Hugging Face checkpoint must have a config.json")
@@ -47,15 +52,15 @@ class CheckpointConfig:
 
     @property
     def architecture(self) -> str:
-        """The first of `architectures`, e.g. "LlamaForCausalLM"; "" if there is none."""
+        """The model class, such as "LlamaForCausalLM": the first of `architectures`, or ""."""
         names = self.get("architectures")
         first = names[0] if isinstance(names, list) and names else None
         return first if isinstance(first, str) else ""
 
     def merge_text_config(self, defaults: Mapping[str, object]) -> "CheckpointConfig":
-        """Merge the language model's section (text_config of vision models) into the values.
+        """Return a copy in which text_config (of vision models) overrides the outer values.
 
-        defaults: values that both may omit.
+        defaults: values for keys that both omit. The outer tie_word_embeddings takes precedence.
         """
         content = {**defaults, **self.content, **self.get_section("text_config").content}
         if "tie_word_embeddings" in self.content:  # here the outer value counts
@@ -63,15 +68,15 @@ class CheckpointConfig:
         return self.replace_content(content)
 
     def update(self, **changes: object) -> "CheckpointConfig":
-        """Return a copy with these values added."""
+        """Return a copy with some values replaced or added."""
         return self.replace_content({**self.content, **changes})
 
     def replace_content(self, content: Mapping[str, object]) -> "CheckpointConfig":
-        """Return a copy with other content."""
+        """Return a copy with other values that shares warnings and read keys."""
         return CheckpointConfig(content, self.path, self.warnings, self.asked, self.prefix)
 
     def get_section(self, name: str) -> "CheckpointConfig":
-        """Return a nested object; an empty one if it is missing."""
+        """Return a nested object, empty if the key is missing. Raises ModelError for a value of another type."""
         content = self.get(name)
         if content is None:
             content = {}
@@ -80,7 +85,7 @@ class CheckpointConfig:
         return CheckpointConfig(content, self.path, self.warnings, self.asked, f"{self.prefix}{name}.")
 
     def find_key(self, key: str) -> tuple["CheckpointConfig", str]:
-        """Return the section of a key like "attn_config.alibi", and the key within it."""
+        """Split a dotted key such as "attn_config.alibi" into the section that holds it and its last name."""
         *sections, name = key.split(".")
         config = self
         for section in sections:
@@ -91,47 +96,51 @@ class CheckpointConfig:
         return ModelError(f"{self.path}: {problem}")
 
     def get(self, name: str, default: object = None) -> Any:
-        """Return the value of any type; null counts as missing."""
+        """Return a value without checking its type; null counts as missing."""
         self.asked.add(self.prefix + name)
         value = self.content.get(name)
         return default if value is None else value
 
     def read_count(self, name: str, default: int | None = None, maximum: int = MAX_COUNT) -> int:
-        """Return an integer from 1 to `maximum`, or the default."""
+        """Return an integer from 1 to `maximum`, or the default. Raises ModelError."""
         value = self.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or not (1 <= value <= maximum or value == default):
-            raise self.make_error(f"{name} must be a number from 1 to {maximum} (found {quote(value)})")
+            raise self.make_error(f"{name} must be an integer from 1 to {maximum} (found {quote(value)})")
         return value
 
     def read_number(self, name: str, default: float | None = None) -> float:
-        """Return a positive number that float32 can hold."""
+        """Return a positive value below 1e38, so that it fits in float32. Raises ModelError."""
         value = self.get(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < LARGEST:
             raise self.make_error(f"{name} must be a positive number (found {quote(value)})")
         return float(value)
 
     def read_numbers(self, name: str, count: int) -> list[float]:
-        """Return a list of `count` positive numbers."""
+        """Return a list of exactly `count` positive values. Raises ModelError."""
         values = self.get(name)
         if not isinstance(values, list) or len(values) != count:
             raise self.make_error(f"{name} must be a list of {count} numbers")
         return [CheckpointConfig({name: value}, self.path).read_number(name) for value in values]
 
     def read_flag(self, name: str, default: bool = False) -> bool:
-        """Return a boolean."""
+        """Return a boolean. Raises ModelError for a value of another type."""
         value = self.get(name, default)
         if not isinstance(value, bool):
             raise self.make_error(f"{name} must be true or false (found {quote(value)})")
         return value
 
     def require_value(self, name: str, *allowed: object) -> None:
-        """Raise ModelError for a value other than `allowed` or null: GGUF cannot express it."""
+        """Raise ModelError unless a value is missing, null or one of `allowed`, the ones GGUF can express."""
         value = self.get(name)
         if value is not None and value not in allowed:
-            raise self.make_error(f"{name} {printable(str(value))} is not supported")
+            choices = " or ".join(quote(choice) for choice in allowed)
+            raise self.make_error(f"{name} must be {choices} (found {quote(value)})")
 
     def require_windows(self, expected: Sequence[bool]) -> None:
-        """Raise ModelError for layer_types other than `expected`: whether each layer has a sliding window."""
+        """Raise ModelError if layer_types contradicts `expected`.
+
+        expected: for each layer, whether the architecture gives it a sliding window.
+        """
         types = self.get("layer_types")
         if types is not None and types != ["sliding_attention" if window else "full_attention" for window in expected]:
             raise self.make_error("layer_types must have sliding_attention in the usual layers only")
@@ -198,7 +207,7 @@ TOKENIZER_KEYS = re.compile(
 
 
 def warn_unused_config(config: CheckpointConfig) -> list[str]:
-    """Warn of keys in config.json that were not read and may have an effect."""
+    """Return a warning that names the keys of config.json that no reader used, except harmless ones."""
     layers = config.content.get("layer_types")
     has_no_windows = isinstance(layers, list) and "sliding_attention" not in layers
     is_off = config.content.get("use_sliding_window") is False or has_no_windows
@@ -207,7 +216,7 @@ def warn_unused_config(config: CheckpointConfig) -> list[str]:
 
 
 def list_unread(content: Mapping[str, object], read_keys: Collection[str], prefix: str = "") -> Iterable[str]:
-    """Yield the names of values that were not read, at any depth."""
+    """Yield the dotted keys of values that no reader used and that may have an effect."""
     for key, value in content.items():
         name = f"{prefix}{key}"
         if not may_have_effect(value):
@@ -219,20 +228,23 @@ def list_unread(content: Mapping[str, object], read_keys: Collection[str], prefi
 
 
 def may_have_effect(value: object) -> bool:
-    """Return whether a value may have an effect: null, false, 0, empty values and 1.0 have none."""
+    """Return whether a value can change the model; null, false, 0, 1.0 and empty values cannot."""
     return bool(value) and not (isinstance(value, float) and value == 1)
 
 
 def warn_unused(
     file: str, content: Mapping[str, object], read_keys: Collection[str], meaningless: re.Pattern[str]
 ) -> list[str]:
-    """Warn of unread keys in another file."""
+    """Return a warning that names the unread keys of another JSON file.
+
+    meaningless: matches keys that need no warning.
+    """
     names = [name for name, value in content.items() if may_have_effect(value) and name not in read_keys]
     return format_warning(file, [name for name in names if not meaningless.fullmatch(name)])
 
 
 def format_warning(file: str, names: list[str]) -> list[str]:
-    """Return one warning, or none without names."""
+    """Return a list with one warning about unknown keys, or an empty list without any."""
     more_names = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     listed = ", ".join(printable(name, 60) for name in names[:MAX_NAMES])
     return [f"{file}: ignored (unknown): {listed}{more_names}"] if names else []

@@ -1,4 +1,4 @@
-"""Declarations of how the checkpoints of an architecture become GGUF files."""
+"""Declare how the checkpoints of an architecture become GGUF files."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ NUMBERS, BYTES = ("F64", "F32", "F16", "BF16"), ("U8",)  # safetensors types
 
 @frozen
 class DerivedTensor:
-    """A GGUF tensor that a checkpoint stores in another shape, or as several tensors."""
+    """A GGUF tensor that is computed from stored tensors, or stored under another name or shape."""
 
     dimensions: Dimensions
     of: Mapping[str, Dimensions]  # stored names, after the layer's number, and their shapes
@@ -29,7 +29,10 @@ Layer = Mapping[str, Dimensions | DerivedTensor]  # by GGUF names without "blk.N
 
 @frozen
 class CheckpointFamily:
-    """The checkpoints of a GGUF architecture. Every matrix may have a bias."""
+    """The declaration of an architecture's checkpoints: tensors, row orders and hyperparameters.
+
+    Every matrix may have a bias.
+    """
 
     arch: str  # general.architecture
     layer: Callable[[Sizes, int], Layer]  # returns a layer's tensors, by sizes and index
@@ -110,10 +113,9 @@ PACKED_SHAPES = {
 
 
 def list_expert_tensors(sizes: Sizes, prefix: str) -> Layer:
-    """List experts' tensors, each stored alone or all together.
+    """List the tensors of experts, stored as one tensor per expert or as stacks.
 
-    Together, gate and up projections are halves of one matrix, by rows or by columns. prefix: of names in the
-    checkpoint.
+    In a stack, gate and up projections are the two halves of one matrix. prefix: of their names in the checkpoint.
     """
     if not sizes["packed"]:
         return EXPERTS
@@ -136,9 +138,9 @@ ROTATED = ("attn_q", "attn_k")  # matrices that GGUF rotates by adjacent pairs
 
 
 def list_mtp_tensors(sizes: Sizes, number: int) -> Layer:
-    """List the additional tensors of a multi-token prediction layer, under DeepSeek's names.
+    """List what a multi-token prediction layer adds to an ordinary one, under DeepSeek's names.
 
-    Embedding, norm and output matrix may be the model's.
+    Embedding, norm and output matrix are optional, because the model's own can be used.
     """
     if number < sizes["layers"] - sizes["mtp_layers"]:
         return {}
@@ -153,15 +155,15 @@ def list_mtp_tensors(sizes: Sizes, number: int) -> Layer:
 
 
 def rename_tensor(name: str, *dimensions: str, needed: bool = True) -> DerivedTensor:
-    """Declare a layer's tensor that has another name in the checkpoint."""
+    """Declare a tensor of a layer that is stored under another name."""
     return DerivedTensor(dimensions, {f"{name}.weight": dimensions}, FUNCTIONS["same"], needed=needed)
 
 
 def keep_tensor(name: str, *dimensions: str) -> DerivedTensor:
-    """Declare a layer's tensor by its full GGUF name."""
+    """Declare a tensor of a layer whose stored name is `name` and whose values are unchanged."""
     return DerivedTensor(dimensions, {name: dimensions}, FUNCTIONS["same"])
 
 
 def keep_float32(name: str, *dimensions: str) -> DerivedTensor:
-    """Declare a matrix that is always F32."""
+    """Declare a matrix that is converted to F32 whatever format it is stored in."""
     return DerivedTensor(dimensions, {name: dimensions}, FUNCTIONS["full"])

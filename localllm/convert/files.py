@@ -1,4 +1,4 @@
-"""Read a checkpoint's small files, which are untrusted."""
+"""Read the small files of a checkpoint, which are not trusted."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ MAX_BYTES = 1 << 28  # the largest known tokenizer.json has 33 MB
 
 
 def read_bytes(path: Path) -> bytes | None:
-    """Read a file; None if it does not exist. Raises ModelError."""
+    """Read a file of at most 256 MiB; None if it does not exist. Raises ModelError."""
     try:
         if not path.is_file():
             return None
@@ -28,13 +28,13 @@ def read_bytes(path: Path) -> bytes | None:
 
 
 def refuse_lfs_pointer(path: Path, data: bytes) -> None:
-    """Raise ModelError for a Git LFS pointer, which a clone without LFS has instead of a large file."""
+    """Raise ModelError for a Git LFS pointer, which a clone without LFS leaves in place of a large file."""
     if data.startswith(LFS):
         raise ModelError(f"{path}: a Git LFS pointer instead of the file: run `git lfs pull` in the folder")
 
 
 def read_text(path: Path) -> str | None:
-    """Read a UTF-8 file without its byte order mark; None if it does not exist. Raises ModelError."""
+    """Decode a UTF-8 file, without its byte order mark; None if it does not exist. Raises ModelError."""
     data = read_bytes(path)
     try:
         return None if data is None else data.decode("utf-8-sig")
@@ -43,7 +43,7 @@ def read_text(path: Path) -> str | None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Read the object in a JSON file; None if the file does not exist. Raises ModelError."""
+    """Parse a file that contains a JSON object; None if it does not exist. Raises ModelError."""
     text = read_text(path)
     if text is None:
         return None
@@ -58,7 +58,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def report_as_model_error(path: Path) -> Iterator[None]:
-    """Convert exceptions from unexpected file contents to a ModelError with the file's name."""
+    """Turn exceptions that malformed content causes within the block into a ModelError that names the file."""
     try:
         yield
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:

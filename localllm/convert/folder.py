@@ -1,4 +1,4 @@
-"""Open a checkpoint's folder: combine its files, and check them against each other."""
+"""Open a checkpoint's folder: read its files, and check that they fit together."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from localllm.convert.family import PACKED, TRANSPOSED
 from localllm.convert.files import read_json
 from localllm.convert.general_metadata import build_general_metadata, translate_sampling
 from localllm.convert.quantized import open_quantized
-from localllm.convert.records import find_family, keeps_blocks
+from localllm.convert.records import can_keep_blocks, find_family
 from localllm.convert.safetensors_files import StoredTensor, list_weight_files, open_weights
 from localllm.convert.sentence_transformers import load_projections, read_pooling_type, read_prompts, warn_unconverted
 from localllm.convert.tensor_mapping import CheckpointTensor, add_mtp_layers, arrange_tensors, convert_tensor
@@ -31,7 +31,7 @@ OUTPUT_SUFFIXES = (".gguf", ".part", ".ladder", ".calibration")  # suffixes of f
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """An opened folder: a source for localllm.quantizing.quantize."""
+    """An opened checkpoint, which localllm.quantizing.quantize reads like a GGUF file."""
 
     path: str
     files: list[str]  # paths of all its files
@@ -54,18 +54,18 @@ class Checkpoint:
 
 
 def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open the model in a checkpoint's folder.
+    """Open the language model in a checkpoint's folder.
 
-    Raises ModelError if it is incomplete, inconsistent or not supported.
+    Raises ModelError if a file is missing, files contradict each other, or the architecture is not supported.
     """
     folder = Path(path)
     refuse_adapter(folder)
-    config = CheckpointConfig.of(folder)
+    config = CheckpointConfig.open(folder)
     if (folder / "adapter_config.json").is_file():
         config.warnings.append("adapter_config.json: the adapter in this folder is not merged: only the model is read")
     family = find_family(config)
     config = config.merge_text_config(family.defaults)
-    stored = open_weights(folder) if keeps_blocks(config) else open_quantized(open_weights(folder), config)
+    stored = open_weights(folder) if can_keep_blocks(config) else open_quantized(open_weights(folder), config)
     h = family.read(config)
     if family.named:
         stored = {family.named(name, h.sizes["layers"]): tensor for name, tensor in stored.items()}
@@ -89,7 +89,10 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     if "types" in h.sizes:
         metadata["tokenizer.ggml.token_type_count"] = h.sizes["types"]
     metadata |= {**family.more, **(family.of_tensors(stored, h) if family.of_tensors else {})}
-    metadata |= {"general.file_type": find_file_type(tensors), "general.quantization_version": gguf.GGML_QUANT_VERSION}
+    metadata |= {
+        "general.file_type": choose_file_type(tensors),
+        "general.quantization_version": gguf.GGML_QUANT_VERSION,
+    }
     refuse_lone_surrogates(folder, metadata)
     warnings = [*config.warnings, *warn_unused_config(config), *unknown, *warnings, *warn_unconverted(folder)]
     warnings += find_invalid_templates(metadata)
@@ -97,7 +100,7 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def refuse_adapter(folder: Path) -> None:
-    """Raise ModelError for an adapter (LoRA, ...) instead of a model."""
+    """Raise ModelError if a folder holds an adapter (LoRA, ...) without its base model."""
     path = folder / "adapter_config.json"
     if (settings := read_json(path)) is None or (folder / "config.json").is_file():
         return
@@ -108,7 +111,7 @@ def refuse_adapter(folder: Path) -> None:
 
 
 def find_invalid_templates(metadata: Mapping[str, object]) -> list[str]:
-    """Warn of chat templates that do not parse."""
+    """Return a warning for each chat template that Jinja cannot parse."""
     from localllm.text.templates import ChatTemplate  # importing Jinja takes 40 ms
 
     templates = []
@@ -127,7 +130,10 @@ def count_bytes(tensor: CheckpointTensor) -> int:
 
 
 def split_names(sizes: Mapping[str, int], count: int) -> list[list[str]]:
-    """Divide tensor names, in llama.cpp's order, among `count` files of similar size, none empty."""
+    """Divide tensor names, in llama.cpp's order, among `count` files of similar size.
+
+    sizes: of each tensor in bytes. No file stays empty.
+    """
     names, total = sort_like_llama(sizes), sum(sizes.values())
     ends = list(accumulate(sizes[name] for name in names))
     parts: list[list[str]] = [[] for _ in range(min(count, len(names)))]
@@ -141,26 +147,31 @@ def split_names(sizes: Mapping[str, int], count: int) -> list[list[str]]:
 
 
 def detect_expert_packing(stored: Mapping[str, StoredTensor], width: int) -> int:
-    """Detect how experts are stored: 0 for a tensor each, PACKED for one of all, TRANSPOSED."""
+    """Detect how experts are stored: 0 for one tensor per expert, else PACKED or TRANSPOSED.
+
+    width: embedding length, which the last dimension of a transposed down projection equals.
+    """
     shapes = [tensor.shape for name, tensor in stored.items() if name.endswith(".experts.down_proj")]
     return 0 if not shapes else TRANSPOSED if shapes[0][-1:] == (width,) else PACKED
 
 
 def list_files(folder: Path) -> list[str]:
-    """List the checkpoint's files, without those that quantizing writes."""
+    """List the paths of a checkpoint's files, without those that quantizing writes."""
     return sorted(str(file) for file in folder.iterdir() if file.suffix not in OUTPUT_SUFFIXES and file.is_file())
 
 
-def find_file_type(tensors: list[CheckpointTensor]) -> int:
-    """Return general.file_type: the format of most matrices, or MXFP4."""
+def choose_file_type(tensors: list[CheckpointTensor]) -> int:
+    """Return general.file_type: MXFP4 if any tensor has it, else the most frequent format of the matrices."""
     formats = [tensor.format.name for tensor in tensors if len(tensor.shape) > 1]
     return find_recipe("MXFP4" if "MXFP4" in formats else max(sorted(set(formats)), key=formats.count)).number
 
 
 def refuse_lone_surrogates(folder: Path, metadata: Mapping[str, object]) -> None:
-    """Raise ModelError for strings with lone surrogates, which JSON can express and UTF-8 cannot."""
+    """Raise ModelError for a string with a lone surrogate, which JSON can hold but UTF-8 cannot."""
     for key, value in metadata.items():
         try:
             "".join(text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)).encode()
         except UnicodeEncodeError:
-            raise ModelError(f"{folder}: {key}: the string has a lone surrogate, which UTF-8 cannot encode") from None
+            raise ModelError(
+                f"{folder}: {key}: the string must not have a lone surrogate, which UTF-8 cannot encode"
+            ) from None

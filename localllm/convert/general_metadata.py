@@ -1,4 +1,4 @@
-"""Derive the general.* keys of a GGUF file from a checkpoint's model card and folder name."""
+"""Fill the general.* keys of a GGUF file from a checkpoint's model card, folder name and shapes."""
 
 import logging
 import math
@@ -19,9 +19,9 @@ from localllm.generation.sampling.options import OPTIONS, map_names
 def build_general_metadata(
     folder: Path, shapes: Mapping[str, tuple[int, ...]], warnings: list[str]
 ) -> dict[str, object]:
-    """Build name, size, license, languages, ... by the gguf package's rules; warn of an unusable card.
+    """Build name, size, license, languages, ... by the rules of the gguf package.
 
-    shapes: shapes of the tensors, by name.
+    shapes: of all tensors, by name. Appends a warning if the model card cannot be parsed.
     """
     folder = folder.resolve()
     named: dict[str, object] = {"general.type": "model", "general.name": find_cached_name(folder) or folder.name}
@@ -44,7 +44,7 @@ def build_general_metadata(
 def parse_card(
     folder: Path, card: Mapping[str, object], config: Mapping[str, object], parameters: int
 ) -> dict[str, object]:
-    """Translate a model card's front matter. Raises any exception if it is malformed."""
+    """Translate the front matter of a model card to GGUF keys. A malformed card can raise any exception."""
     writer = gguf.GGUFWriter(None, "")
     about = gguf.Metadata.apply_metadata_heuristic(gguf.Metadata(), dict(card), dict(config), folder, parameters)
     about.name = find_cached_name(folder) or about.name
@@ -54,7 +54,7 @@ def parse_card(
 
 
 def format_size(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Format the parameter count as "1.5B", or with experts as "8x7B": their count and the size of one."""
+    """Format the parameter count as "1.5B"; with experts as "8x7B", their count and the size of one."""
     stacks = {name: shape for name, shape in shapes.items() if "_exps." in name and len(shape) == 3}
     experts = sum(prod(shape) // shape[0] for shape in stacks.values())
     dense = sum(prod(shape) for name, shape in shapes.items() if name not in stacks)
@@ -62,13 +62,16 @@ def format_size(shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def is_plain(value: object) -> bool:
-    """Return whether a value from the model card is a string, a number, or a list of strings."""
+    """Return whether GGUF can hold a value of the model card: a string, a number, or a list of strings."""
     texts = value if isinstance(value, list) else [value]
     return isinstance(value, int) or (bool(texts) and all(isinstance(text, str) for text in texts))
 
 
 def find_cached_name(folder: Path) -> str | None:
-    """Derive the model's name if the folder is in Hugging Face's cache, where it is named by a hash; else None."""
+    """Return the model's name from the path of Hugging Face's cache, where folders are named by a hash.
+
+    None for a folder outside the cache.
+    """
     match = re.fullmatch(r"models--(?:.+--)?(.+)", folder.parent.parent.name)
     return match[1] if match and folder.parent.name == "snapshots" else None
 
@@ -84,7 +87,10 @@ SEQUENCE = "sequence"  # order of samplers, a string
 
 
 def translate_sampling(content: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
-    """Return the metadata of sampling settings, and warnings about those that are invalid or have no key."""
+    """Translate generation_config.json to GGUF keys.
+
+    Returns them with warnings about settings that are invalid or have no key.
+    """
     metadata: dict[str, object] = {}
     warnings: list[str] = []
     if isinstance(content.get(SEQUENCE), str):
@@ -102,7 +108,7 @@ def translate_sampling(content: Mapping[str, object]) -> tuple[dict[str, object]
 
 
 def fits_type(kind: type, value: object) -> bool:
-    """Return whether a JSON value is a number that the type can hold."""
+    """Return whether a JSON value is a finite number within the range of INT32 or FLOAT32."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return False
     return abs(value) < 1e38 if kind is FLOAT32 else value == int(value) and abs(value) < 1 << 31

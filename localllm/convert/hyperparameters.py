@@ -1,4 +1,4 @@
-"""Translate config.json into GGUF metadata and into the expected sizes of the weights."""
+"""Translate config.json into GGUF metadata and into the sizes that tensor shapes are made of."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field, replace
@@ -17,7 +17,7 @@ PLAIN_SCALING = ("linear", "yarn")  # RoPE scalings that need metadata only
 
 @frozen
 class CheckpointHyperparameters:
-    """The validated hyperparameters of a model, before its weights are read."""
+    """The hyperparameters in config.json, validated before any weight is read."""
 
     sizes: Mapping[str, int]  # sizes that shapes are made of: vocab, layers, width, heads, head_dim, ...
     metadata: Mapping[str, Any]  # keys after "ARCH."
@@ -28,7 +28,10 @@ class CheckpointHyperparameters:
     factors: Mapping[str, Sequence[np.ndarray]] = field(default_factory=dict)
 
     def update(self, sizes: Mapping[str, int] = {}, /, **metadata: object) -> "CheckpointHyperparameters":
-        """Return a copy with added sizes and metadata; "__" represents a dot, and None removes a key."""
+        """Return a copy with added sizes and metadata.
+
+        In the names of metadata, "__" stands for a dot; None removes a key.
+        """
         values = {name.replace("__", "."): value for name, value in metadata.items()}
         keys = {key: value for key, value in {**self.metadata, **values}.items() if value is not None}
         return replace(self, sizes={**self.sizes, **sizes}, metadata=keys)
@@ -44,13 +47,17 @@ def read_decoder(
     scalings: tuple[str, ...] = PLAIN_SCALING,
     whole_heads: bool = True,  # RoPE must rotate whole heads, not only their beginning
 ) -> CheckpointHyperparameters:
-    """Read a transformer with RoPE and RMS norms. Raises ModelError."""
+    """Read the usual keys of a decoder with RoPE and RMS norms. Raises ModelError.
+
+    activations, scalings: values of config.json that the architecture supports. whole_heads: RoPE must rotate all
+    dimensions of a head.
+    """
     refuse_other_activations(config, activations)
     sizes = read_attention_sizes(config)
     context = config.read_count("max_position_embeddings", 2048)
     dims = count_rotary_dims(config, sizes["head_dim"])
     if whole_heads and dims != sizes["head_dim"]:
-        raise config.make_error("partial_rotary_factor is not supported")
+        raise config.make_error("partial_rotary_factor must be 1")
     rope = read_rope(config, dims, context, scalings)
     metadata = {
         "block_count": sizes["layers"],
@@ -68,7 +75,7 @@ def read_decoder(
 
 
 def read_attention_sizes(config: CheckpointConfig) -> dict[str, int]:
-    """Read the sizes of attention and feed-forward matrices."""
+    """Read the sizes that attention and feed-forward matrices are made of. Raises ModelError."""
     heads, width = config.read_count("num_attention_heads"), config.read_count("hidden_size")
     head_dim = config.read_count("head_dim", width // heads or 1)
     kv_heads = config.read_count("num_key_value_heads", heads)
@@ -91,22 +98,24 @@ def read_attention_sizes(config: CheckpointConfig) -> dict[str, int]:
 
 
 def count_rotary_dims(config: CheckpointConfig, head_dim: int) -> int:
-    """Return the number of rotated dimensions of a head."""
+    """Return the number of dimensions of a head that RoPE rotates. Raises ModelError unless it is even and above 0."""
     share = find_rope_parameters(config).read_number("partial_rotary_factor", 1.0)
     dims = int(head_dim * share)
     if not 0 < dims <= head_dim or dims % 2:
-        raise config.make_error(f"partial_rotary_factor {share} is not supported")
+        raise config.make_error(
+            f"partial_rotary_factor {share} must give an even count of a head's {head_dim} dimensions"
+        )
     return dims
 
 
 def refuse_other_activations(config: CheckpointConfig, allowed: tuple[str, ...]) -> None:
-    """Raise ModelError for an activation that the architecture does not support."""
+    """Raise ModelError unless config.json names one of the allowed activations, or none."""
     for name in ("hidden_act", "hidden_activation", "activation_function"):
         config.require_value(name, *allowed)
 
 
-def warn_of_window(config: CheckpointConfig) -> None:
-    """Warn of a sliding window if GGUF's readers ignore it for the architecture."""
+def warn_ignored_window(config: CheckpointConfig) -> None:
+    """Warn if config.json has a sliding window that GGUF's readers ignore for this architecture."""
     window = config.get("sliding_window") if config.read_flag("use_sliding_window", True) else None
     if isinstance(window, int) and 0 < window < config.read_count("max_position_embeddings", 2048):
         config.warnings.append(f"the model's sliding window of {window} tokens is ignored: attention covers all tokens")
@@ -116,7 +125,7 @@ APPROXIMATED = "GELU is computed with tanh, which differs from the model's in th
 
 
 def approximate_gelu(config: CheckpointConfig, name: str) -> CheckpointConfig:
-    """Treat exact GELU as the tanh approximation, the only one of GGUF's readers."""
+    """Replace exact GELU by its tanh approximation, the only one GGUF's readers have, and warn."""
     if config.get(name) == "gelu":
         config.warnings.append(APPROXIMATED)
     return config.update(**{name: None, "hidden_act": config.get(name)})
@@ -126,7 +135,10 @@ SLIDING = "sliding_attention"
 
 
 def list_windows(config: CheckpointConfig, layers: int, period: int = 5) -> list[bool]:
-    """Return whether each layer has a window: all but the last of every `period`, or by layer_types."""
+    """Return whether each layer has a sliding window.
+
+    Follows layer_types; without it, every layer has one except each `period`-th.
+    """
     if config.get("layer_types") is None:
         return [(number + 1) % period != 0 for number in range(layers)]
     return [kind == SLIDING for kind in read_layer_types(config, "layer_types", layers, (SLIDING, "full_attention"))]
@@ -135,9 +147,9 @@ def list_windows(config: CheckpointConfig, layers: int, period: int = 5) -> list
 def read_layer_types(
     config: CheckpointConfig, name: str, layers: int, kinds: Collection[str], given: object = None
 ) -> list[str]:
-    """Read a list with one of several values for each layer.
+    """Read a list that has one of several values for each layer. Raises ModelError.
 
-    kinds: the allowed values.  given: the list, if config.json does not have it under `name`.
+    kinds: the allowed values. given: the list itself, if it is not stored under `name`.
     """
     values = config.get(name) if given is None else given
     if not isinstance(values, list) or len(values) != layers or not {*map(str, values)} <= {*kinds}:
@@ -147,7 +159,7 @@ def read_layer_types(
 
 
 def read_layer_flags(config: CheckpointConfig, name: str, layers: int) -> list[int]:
-    """Read a list of 0 or 1 per layer."""
+    """Read a list with a 0 or 1 for each layer. Raises ModelError."""
     values = config.get(name)
     if (
         not isinstance(values, list)
@@ -159,7 +171,7 @@ def read_layer_flags(config: CheckpointConfig, name: str, layers: int) -> list[i
 
 
 def read_uniform_value(config: CheckpointConfig, name: str, layers: int | None = None) -> object:
-    """Read a value that may be given per layer. Raises ModelError if layers differ."""
+    """Read a value that config.json may repeat for each layer. Raises ModelError if layers differ."""
     value = config.get(name)
     if isinstance(value, list) and (len({*map(str, value)}) != 1 or layers not in (None, len(value))):
         raise config.make_error(f"{name} must be the same for all layers")
@@ -167,7 +179,7 @@ def read_uniform_value(config: CheckpointConfig, name: str, layers: int | None =
 
 
 def name_layer_sizes(name: str, values: Sequence[int]) -> dict[str, int]:
-    """Name a size of each layer."""
+    """Return a size for each layer under the names NAME_0, NAME_1, ..."""
     return {f"{name}_{number}": int(value) for number, value in enumerate(values)}
 
 
@@ -182,9 +194,9 @@ def add_experts(
     count: str = "num_experts",
     active_key: str = "num_experts_per_tok",
 ) -> CheckpointHyperparameters:
-    """Add sizes and metadata of experts.
+    """Add sizes and metadata of a mixture of experts.
 
-    hidden, count, active_key: their keys in config.json.
+    hidden, count, active_key: keys of the experts' hidden size, their count, and the number selected per token.
     """
     experts, active, size = (
         section.read_count(name) for section, name in map(config.find_key, (count, active_key, hidden))
@@ -195,7 +207,7 @@ def add_experts(
 
 
 def add_deepseek_experts(config: CheckpointConfig, h: CheckpointHyperparameters) -> CheckpointHyperparameters:
-    """Add groups of experts; V3 selects them by scores plus a bias."""
+    """Add DeepSeek's experts, which are selected in groups; V3 adds a bias to the scores first."""
     h = add_experts(config, h, "moe_intermediate_size", "n_routed_experts")
     score, shared = config.get("scoring_func"), config.read_count("n_shared_experts", 0)
     config.require_value("scoring_func", "softmax", "sigmoid")
@@ -221,7 +233,7 @@ def add_deepseek_experts(config: CheckpointConfig, h: CheckpointHyperparameters)
 
 
 def add_sigmoid_experts(config: CheckpointConfig, h: CheckpointHyperparameters) -> CheckpointHyperparameters:
-    """Add experts with sigmoid routing after the first layers, and a multi-token prediction layer."""
+    """Add experts with sigmoid routing after the first, dense layers, and a multi-token prediction layer."""
     hidden = config.read_count("num_shared_experts", 1) * h.sizes["expert_hidden"]
     sizes = {"leading_dense": count_leading_dense(config), "shared_hidden": hidden, "both_inputs": 2 * h.sizes["width"]}
     sizes |= {"mtp_layers": config.read_count("num_nextn_predict_layers", 0)}
@@ -234,7 +246,7 @@ def add_sigmoid_experts(config: CheckpointConfig, h: CheckpointHyperparameters) 
 
 
 def count_leading_dense(config: CheckpointConfig) -> int:
-    """Return how many leading layers have no experts, from the config's count or from mlp_layer_types."""
+    """Count the leading layers without experts, from first_k_dense_replace or mlp_layer_types."""
     types = config.get("mlp_layer_types")
     if not isinstance(types, list):
         return config.read_count("first_k_dense_replace", 0)

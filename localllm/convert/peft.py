@@ -1,9 +1,9 @@
-"""Convert low-rank adapters that PEFT has saved to those of a GGUF file's tensors.
+"""Convert LoRA adapters that PEFT has saved to the tensors of a GGUF file.
 
-PEFT stores A [rank, columns] and B [rows, rank] for a checkpoint's matrices. A GGUF file has these matrices in another
-order, stacked or in parts. The same conversions are applied here to a matrix whose numbers are their own row and column
-indices: so it shows which rows of B, and which columns of A, each part of a GGUF tensor takes. No conversion needs to
-know of adapters.
+PEFT stores A [rank, columns] and B [rows, rank] for a checkpoint's matrices, which a GGUF file may reorder, stack or
+split. To find out how, this module converts test matrices whose values are their own row and column indices with the
+conversion of the base model: the result shows which rows of B and which columns of A belong to each GGUF tensor. So
+conversions need no code for adapters.
 """
 
 import math
@@ -19,11 +19,11 @@ import numpy as np
 from localllm.convert.config import CheckpointConfig
 from localllm.convert.family import CheckpointFamily
 from localllm.convert.peft_files import LoraPair, read_folder
-from localllm.convert.records import complete_record, find_family, load_records, make_family
-from localllm.convert.tensor_mapping import TensorNames, TensorOrigin, list_origins
+from localllm.convert.records import find_family, load_records, make_family, resolve_record
+from localllm.convert.tensor_mapping import TensorNameMap, TensorOrigin, list_origins
 from localllm.convert.transforms import DerivedSource, Shape, TensorSource, as_float32, scale_rows
 from localllm.engine.adapter_file import compute_digest, require_finite
-from localllm.engine.adapters import Adapter, LowRank, Magnitude, ShapedTensor
+from localllm.engine.adapters import Adapter, LowRankMatrices, Magnitude, ShapedTensor
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.file import Tensor
 from localllm.files.gguf.header import printable
@@ -44,24 +44,28 @@ ROWS_AT_ONCE = 512  # rows of a traced matrix that are computed together
 
 
 def open_peft(folder: str, metadata: Mapping[str, object], tensors: Mapping[str, ShapedTensor]) -> Adapter:
-    """Convert an adapter in a PEFT folder for a model with this metadata and these tensors.
+    """Convert the adapter in a PEFT folder for a model.
 
-    Raises ModelError for a folder that is not valid or for another model, UnsupportedError for what localllm lacks.
+    metadata, tensors: of the model's GGUF file. Raises ModelError if the folder is invalid or for another model,
+    UnsupportedError for features of PEFT that localllm lacks.
     """
     path = Path(folder)
     settings, pairs = read_folder(path)
-    low_ranks = convert_for_one(path, list_bases(path, settings, metadata, tensors), pairs, tensors)
+    low_ranks = convert_if_unambiguous(path, list_bases(path, settings, metadata, tensors), pairs, tensors)
     require_finite(folder, low_ranks)
     arch, ids = str(metadata.get("general.architecture", "")), settings.get("alora_invocation_tokens") or []
     invocation = tuple(int(id) for id in ids) if all(type(id) is int for id in ids) else ()
     return Adapter(folder, path.resolve().name, low_ranks, arch, invocation, compute_digest(low_ranks))
 
 
-def convert_for_one(
+def convert_if_unambiguous(
     path: Path, bases: "Sequence[BaseConversion]", pairs: "Mapping[str, LoraPair]", tensors: Mapping[str, ShapedTensor]
-) -> dict[str, LowRank]:
-    """Convert all pairs for the only conversion that is possible. Raises ModelError if there is none, or several."""
-    results, problem = dict[str, dict[str, LowRank]](), None
+) -> dict[str, LowRankMatrices]:
+    """Convert all pairs with the one conversion that fits the model.
+
+    Raises ModelError if none fits, or if several fit and give different results.
+    """
+    results, problem = dict[str, dict[str, LowRankMatrices]](), None
     for base in bases:
         try:
             low_ranks = convert(path, base, pairs, tensors)
@@ -81,10 +85,11 @@ def convert_for_one(
 
 @dataclass(frozen=True)
 class BaseConversion:
-    """How the base model's checkpoint becomes the GGUF file.
+    """A candidate for how the base model's checkpoint was converted to the GGUF file.
 
     Attributes:
-        factors: of matrices, see CheckpointFacts.  is_certain: whether it is from config.json.
+        factors: multipliers of matrices, see CheckpointHyperparameters.
+        is_certain: read from config.json, not guessed.
     """
 
     family: CheckpointFamily
@@ -97,12 +102,12 @@ class BaseConversion:
 def list_bases(
     path: Path, settings: Mapping[str, Any], metadata: Mapping[str, object], tensors: Mapping[str, ShapedTensor]
 ) -> "list[BaseConversion]":
-    """Return the conversions to try: by the base model's config.json if there is one, else by the GGUF file."""
+    """List the conversions to try: the one of config.json in the folder, or all that the GGUF file allows."""
     named = settings.get("base_model_name_or_path")
     folders = [path, *([Path(named)] if isinstance(named, str) and named else [])]
     for folder in folders:
         if (folder / "config.json").is_file():
-            config = CheckpointConfig.of(folder)
+            config = CheckpointConfig.open(folder)
             family = find_family(config)
             facts = family.read(config.merge_text_config(family.defaults))
             known = {"packed": 0, **facts.sizes}
@@ -115,7 +120,7 @@ def list_bases(
     ]()  # by what the records say of tensors: most classes of an architecture are converted alike
     for name, (its_arch, record) in load_records().items():
         if its_arch == arch and "select" not in record and "+" not in name:
-            about = {key: value for key, value in complete_record(name).items() if key in ABOUT_TENSORS}
+            about = {key: value for key, value in resolve_record(name).items() if key in ABOUT_TENSORS}
             if (key := repr(sorted(about.items()))) not in bases:
                 family = make_family(name)
                 sizes = guess_sizes(metadata, tensors, family)
@@ -124,7 +129,7 @@ def list_bases(
 
 
 class GuessedSizes(dict[str, int]):
-    """Sizes of a model; those that the file does not state are 1 until shapes tell them."""
+    """Sizes of a model, of which those that the GGUF file does not state are 1 until a shape shows them."""
 
     def __missing__(self, name: str) -> int:
         self[name] = 1
@@ -139,7 +144,7 @@ class GuessedSizes(dict[str, int]):
 def guess_sizes(
     metadata: Mapping[str, object], tensors: Mapping[str, ShapedTensor], family: CheckpointFamily
 ) -> Mapping[str, int]:
-    """Return the sizes of a checkpoint, from the metadata and the shapes of its GGUF file."""
+    """Infer the sizes of the checkpoint from the metadata and shapes of its GGUF file."""
     number = partial(get_int, metadata)
     width, heads = number("embedding_length"), number("attention.head_count", 1) or 1
     head_dim = number("attention.key_length") or width // heads
@@ -170,7 +175,7 @@ def guess_sizes(
 
 
 def guess_latent_sizes(metadata: Mapping[str, object], heads: int) -> dict[str, int]:
-    """Return the sizes of latent attention (MLA), none for other models."""
+    """Infer the sizes of latent attention (MLA); empty for other models."""
     number = partial(get_int, metadata)
     whole_key, value_dim = number("attention.key_length_mla"), number("attention.value_length_mla")
     if not whole_key:
@@ -186,7 +191,7 @@ def guess_latent_sizes(metadata: Mapping[str, object], heads: int) -> dict[str, 
 def guess_delta_sizes(
     metadata: Mapping[str, object], tensors: Mapping[str, ShapedTensor], sizes: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return the sizes of the delta rule's layers (Qwen 3 Next, Qwen 3.5), none for models without them."""
+    """Infer the sizes of delta-rule layers (Qwen 3 Next, Qwen 3.5); empty for other models."""
     number = partial(get_int, metadata)
     key_heads, value_heads = number("ssm.group_count"), number("ssm.time_step_rank")
     if not value_heads:
@@ -203,7 +208,10 @@ def guess_delta_sizes(
 
 
 def get_int(metadata: Mapping[str, object], key: str, default: int = 0) -> int:
-    """Return a number of the architecture's metadata, the first one of an array."""
+    """Return an integer of the architecture's metadata, the first element of an array.
+
+    key: without the architecture's prefix. Returns the default for a value of another type.
+    """
     value = metadata.get(f"{metadata.get('general.architecture')}.{key}", default)
     if isinstance(value, np.ndarray | list):
         value = int(value[0]) if len(value) else default
@@ -215,21 +223,24 @@ def get_int(metadata: Mapping[str, object], key: str, default: int = 0) -> int:
 
 def convert(
     path: Path, base: BaseConversion, pairs: Mapping[str, LoraPair], tensors: Mapping[str, ShapedTensor]
-) -> dict[str, LowRank]:
-    """Convert all pairs to those of the GGUF file's tensors. Raises ModelError, UnsupportedError."""
-    names = TensorNames(base.family, base.sizes)
+) -> dict[str, LowRankMatrices]:
+    """Convert all pairs to those of GGUF tensors.
+
+    Raises ModelError for an adapter of another model, UnsupportedError for a conversion that cannot be applied to it.
+    """
+    names = TensorNameMap(base.family, base.sizes)
     parts = {part for place in base.tensors.values() for part in place.of}
     found: dict[str, dict[int, LoraPair]] = {}
     for stored_name, pair in pairs.items():
         name = base.family.named(stored_name, base.sizes["layers"]) if base.family.named else stored_name
         candidates = [name, *(name.replace(new, old) for new, old in RENAMED.items() if new in name)]
-        places = [names.find_stored(names.plain(each), parts) for each in candidates]
+        places = [names.find_stored(names.strip_affixes(each), parts) for each in candidates]
         part, expert = next((place for place in places if place[0] in parts), ("", -1))
         if not part:
             hint = "" if base.is_certain else f": {NEEDS_CONFIG}"
             raise ModelError(f"{path}: {printable(stored_name)} is not a matrix of the model{hint}")
         found.setdefault(part, {})[expert] = pair
-    tracer, low_ranks, used = ConversionTracer(base), dict[str, LowRank](), set[str]()
+    tracer, low_ranks, used = ConversionTracer(base), dict[str, LowRankMatrices](), set[str]()
     for name, place in base.tensors.items():
         if any(part in found for part in place.of) and name in tensors:
             low_ranks[name] = convert_tensor(path, name, place, found, tensors[name].shape, tracer)
@@ -246,8 +257,8 @@ def convert_tensor(
     found: Mapping[str, Mapping[int, LoraPair]],
     shape: Shape,
     tracer: "ConversionTracer",
-) -> LowRank:  # fmt: skip
-    """Return the matrices of one GGUF tensor, from those of the stored tensors that it is made of."""
+) -> LowRankMatrices:  # fmt: skip
+    """Compute the low-rank matrices of one GGUF tensor from those of the tensors it is built of."""
     matrices = []
     for part, stored_shape in place.of.items():
         if part not in found:
@@ -257,7 +268,9 @@ def convert_tensor(
         if traced.rows.shape[:-1] != shape[:-2] or (traced.rows.shape[-1], traced.columns.shape[-1]) != shape[-2:]:
             raise ModelError(f"{path}: {printable(part)} does not fit the model's {name} {list(shape)}: {NEEDS_CONFIG}")
         if traced.is_transposed and -1 not in found[part]:  # a stack in another order than that of linear layers
-            raise UnsupportedError(f"{path}: adapters of the experts of {name} are not supported")
+            raise UnsupportedError(
+                f"{path}: adapters of the experts of {name} are not supported: merge it with PEFT first"
+            )
         matrices.append(traced.apply(name, stack))
     a = np.concatenate([each.factor * each.a for each in matrices], axis=-2) if len(matrices) > 1 else matrices[0].a
     b = np.concatenate([each.b for each in matrices], axis=-1)
@@ -266,11 +279,14 @@ def convert_tensor(
     if name == "token_embd.weight":  # rows of A are looked up
         a, b = np.ascontiguousarray(b), np.ascontiguousarray(a.T)
     a_tensor, b_tensor = make_float_tensor(f"{name}.lora_a", a), make_float_tensor(f"{name}.lora_b", b)
-    return LowRank(a_tensor, b_tensor, factor, magnitude)
+    return LowRankMatrices(a_tensor, b_tensor, factor, magnitude)
 
 
 def combine_magnitudes(name: str, magnitudes: Sequence[Magnitude]) -> Magnitude | None:
-    """Return the magnitudes of a tensor from those of the parts that it is made of. Raises UnsupportedError."""
+    """Combine DoRA's magnitudes of several stored tensors into those of a GGUF tensor; None without DoRA.
+
+    Raises UnsupportedError if a value would need magnitudes of more than one.
+    """
     if not magnitudes:
         return None
     if any(each.of_columns for each in magnitudes) and len(magnitudes) > 1:
@@ -282,7 +298,7 @@ def combine_magnitudes(name: str, magnitudes: Sequence[Magnitude]) -> Magnitude 
 
 
 def fill_missing(path: Path, part: str, pairs: Mapping[int, LoraPair], shape: Shape) -> list[LoraPair]:
-    """Return the pair of each matrix of a stored tensor; those of experts without one are zeros. Raises ModelError."""
+    """Return one pair for each matrix of a stored tensor, zeros for experts without one. Raises ModelError."""
     first = next(iter(pairs.values()))
     count = shape[0] if len(shape) == 3 else 1
     untouched = None if first.magnitude is None else np.full_like(first.magnitude, np.nan)
@@ -300,12 +316,13 @@ def fill_missing(path: Path, part: str, pairs: Mapping[int, LoraPair], shape: Sh
 
 
 class MatrixOrigin(NamedTuple):
-    """Where the numbers of a GGUF tensor come from.
+    """For each row and column of a GGUF tensor, the stored row and column that it is copied from.
 
     Attributes:
-        rows, columns: the stored row and column of each row and of each column, int64 [..., rows] and [..., columns];
-            exchanged if the tensor is transposed.  matrix: the index of the stored matrix of each, int64 [...].
-        factors: float32 [..., rows].
+        rows, columns: indices in the stored matrix, int64 [..., rows] and [..., columns]; exchanged if the tensor is
+            transposed.
+        matrix: index of the stored matrix, int64 [...].
+        factors: multipliers of rows, float32 [..., rows].
     """
 
     rows: np.ndarray
@@ -315,7 +332,10 @@ class MatrixOrigin(NamedTuple):
     is_transposed: bool
 
     def apply(self, name: str, stack: Sequence[LoraPair]) -> "ConvertedPair":
-        """Return the matrices of the GGUF tensor. Raises UnsupportedError for magnitudes of what is not whole in it."""
+        """Reorder the matrices of stored tensors for the GGUF tensor.
+
+        Raises UnsupportedError for magnitudes (DoRA) of a stored tensor that is split.
+        """
         a, b, magnitudes = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
         outer, of_columns = self.rows.shape[:-1], stack[0].of_columns != self.is_transposed
         for place in np.ndindex(outer):
@@ -333,24 +353,27 @@ class MatrixOrigin(NamedTuple):
         self, name: str, place: tuple[int, ...], magnitude: np.ndarray, of_columns: bool,
         left: np.ndarray, right: np.ndarray,
     ) -> np.ndarray:  # fmt: skip
-        """Return the magnitude of each row, or of each column, NaN for rows of other parts.
+        """Reorder the magnitudes of rows or columns; NaN for rows of other stored tensors.
 
-        left, right: B and A as they are multiplied. Raises UnsupportedError if the norm is not one of the GGUF tensor.
+        left, right: B and A after conversion. Raises UnsupportedError if a magnitude's vector is split, so that its
+        norm changes.
         """
         rows, columns, factors = self.rows[place], self.columns[place], np.abs(self.factors[place])
         across, size = (rows, left.shape[0]) if of_columns else (columns, right.shape[1])
         if not np.array_equal(np.sort(across), np.arange(size)) or (of_columns and np.ptp(factors)):
-            raise UnsupportedError(f"DoRA of {name} is not supported: its conversion takes vectors apart")
+            raise UnsupportedError(
+                f"DoRA of {name} is not supported: its conversion splits rows; merge it with PEFT first"
+            )
         if of_columns:
             return magnitude[columns] * factors[0]
         return np.where(rows < 0, np.float32(np.nan), magnitude[np.maximum(rows, 0)] * factors)
 
 
 class ConvertedPair(NamedTuple):
-    """The LoRA matrices for one GGUF tensor, and their scale.
+    """The LoRA matrices of one GGUF tensor.
 
     Attributes:
-        a: float32 [..., rank, columns].  b: float32 [..., rows, rank].  factor: of their product.
+        a: float32 [..., rank, columns].  b: float32 [..., rows, rank].  factor: multiplier of their product.
         magnitude: None without DoRA.
     """
 
@@ -361,7 +384,7 @@ class ConvertedPair(NamedTuple):
 
 
 class ConversionTracer:
-    """Finds out how tensors are converted. Layers are converted alike, so each tensor is traced once."""
+    """Traces how the base model's tensors are converted, once for all layers."""
 
     def __init__(self, base: BaseConversion):
         self._base, self._known = base, dict[object, MatrixOrigin]()
@@ -405,40 +428,43 @@ class ConversionTracer:
         self, name: str, place: TensorOrigin, part: str, factors: Sequence[np.ndarray], ones: np.ndarray,
         rows: np.ndarray, columns: np.ndarray,
     ) -> None:  # fmt: skip
-        """Raise UnsupportedError unless each number is a stored one times its factor: test with other numbers."""
-        computed = self._values(place, part, make_scrambled, factors)
-        expected = ones * make_scrambled(np.maximum(rows, 0), np.maximum(columns, 0))
+        """Raise UnsupportedError unless every value is a stored one times its factor, tested with other values."""
+        computed = self._values(place, part, compute_test_values, factors)
+        expected = ones * compute_test_values(np.maximum(rows, 0), np.maximum(columns, 0))
         if not np.allclose(computed, expected, rtol=1e-5, atol=1e-5):
             raise UnsupportedError(f"adapters of {name} are not supported: its conversion changes single numbers")
 
     def _values(self, place: TensorOrigin, part: str, pattern: Any, factors: Sequence[np.ndarray]) -> np.ndarray:
-        """Convert a stored tensor whose numbers are pattern(row, column), with zeros for the others; float64."""
+        """Convert a stored tensor whose values are pattern(row, column); all others are zeros. Returns float64."""
         sources: list[TensorSource] = [
-            make_patterned(shape, pattern if each == part else lambda row, column: 0.0 * (row + column))
+            make_pattern_source(shape, pattern if each == part else lambda row, column: 0.0 * (row + column))
             for each, shape in place.of.items()
         ]
         tensor = scale_rows(place.build(sources), factors)
         count = math.prod(tensor.shape[:-1])
         chunks = [
-            as_float32(tensor.rows(first, min(first + ROWS_AT_ONCE, count)), tensor.dtype)
+            as_float32(tensor.read_rows(first, min(first + ROWS_AT_ONCE, count)), tensor.dtype)
             for first in range(0, count, ROWS_AT_ONCE)
         ]
         return np.concatenate(chunks).reshape(tensor.shape).astype(np.float64)
 
 
-def make_scrambled(row: np.ndarray, column: np.ndarray) -> np.ndarray:
-    """Return numbers from -1 to 1 that neighbouring rows and columns do not share."""
+def compute_test_values(row: np.ndarray, column: np.ndarray) -> np.ndarray:
+    """Return values from -1 to 1 that differ between neighbouring rows and columns."""
     return np.sin(12.9898 * row + 78.233 * column)
 
 
-def make_patterned(shape: Shape, pattern: Any) -> DerivedSource:
-    """Return a tensor whose numbers are pattern(row, column); the rows of its matrices are counted on."""
+def make_pattern_source(shape: Shape, pattern: Any) -> DerivedSource:
+    """Return a source with the values pattern(row, column).
 
-    def rows(first: int, last: int) -> np.ndarray:
+    Rows are counted through all matrices of a stack.
+    """
+
+    def read_rows(first: int, last: int) -> np.ndarray:
         numbers = pattern(np.arange(first, last)[:, None], np.arange(shape[-1])[None, :])
         return np.ascontiguousarray(numbers, np.float32).view(np.uint8)
 
-    return DerivedSource("F32", shape, rows)
+    return DerivedSource("F32", shape, read_rows)
 
 
 def make_float_tensor(name: str, numbers: np.ndarray) -> Tensor:

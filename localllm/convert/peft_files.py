@@ -40,11 +40,11 @@ CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
 
 
 class LoraPair(NamedTuple):
-    """The matrices of one of the checkpoint's.
+    """The matrices A and B that an adapter has for one matrix of the checkpoint.
 
     Attributes:
-        a: float32 [rank, columns].  b: float32 [rows, rank].  factor: of their product.
-        magnitude: of each row, or of each column if `of_columns`: float32; None without DoRA.
+        a: float32 [rank, columns].  b: float32 [rows, rank].  factor: multiplier of their product.
+        magnitude: of each row, or of each column if `of_columns`, float32; None without DoRA.
     """
 
     a: np.ndarray
@@ -55,19 +55,19 @@ class LoraPair(NamedTuple):
 
 
 def read_folder(path: Path) -> tuple[Mapping[str, Any], dict[str, LoraPair]]:
-    """Read a folder's settings, and all pairs by the name of the checkpoint's tensor.
+    """Read the settings of an adapter, and its pairs by the names of the checkpoint's tensors.
 
-    Raises ModelError for a folder that is not valid, UnsupportedError for what localllm lacks.
+    Raises ModelError for an invalid folder, UnsupportedError for features that localllm lacks.
     """
     settings = read_json(path / CONFIG)
     if settings is None:
-        raise ModelError(f"{path}: no {CONFIG}: expected a GGUF file or a folder that PEFT has saved")
+        raise ModelError(f"{path}: {CONFIG} is missing: expected a GGUF file or a folder that PEFT has saved")
     refuse_unsupported(path, settings)
     return settings, read_pairs(path, settings)
 
 
 def refuse_unsupported(path: Path, settings: Mapping[str, Any]) -> None:
-    """Raise UnsupportedError if the adapter is not LoRA, or if it also changes other parts of the model."""
+    """Raise UnsupportedError unless the adapter is LoRA and changes only matrices."""
     kind = settings.get("peft_type", "LORA")
     if kind != "LORA":
         raise UnsupportedError(f"{path}: adapters of type {printable(str(kind), 20)} are not supported, only LORA")
@@ -85,9 +85,9 @@ def refuse_unsupported(path: Path, settings: Mapping[str, Any]) -> None:
 
 
 def read_pairs(path: Path, settings: Mapping[str, Any]) -> dict[str, LoraPair]:
-    """Read all pairs, by the name of the checkpoint's tensor. Raises ModelError."""
+    """Read all pairs, by the names of the checkpoint's tensors. Raises ModelError."""
     if not (path / WEIGHTS).is_file():
-        raise ModelError(f"{path}: there is no {WEIGHTS}; PyTorch pickles (.bin) are programs and are not read")
+        raise ModelError(f"{path}: {WEIGHTS} is missing; save the adapter as safetensors: pickles (.bin) are not read")
     sides, magnitudes, embeddings = read_tensors(path / WEIGHTS)
     if bool(settings.get("use_dora")) != bool(magnitudes):
         raise ModelError(f"{path}: use_dora of {CONFIG} and the tensors of {WEIGHTS} contradict each other")
@@ -110,12 +110,15 @@ def read_pairs(path: Path, settings: Mapping[str, Any]) -> dict[str, LoraPair]:
         factor = compute_factor(settings, module, a.shape[0])
         pairs[f"{module}.weight"] = LoraPair(a, b, factor, magnitude, is_transposed)
     if not pairs:
-        raise ModelError(f"{path / WEIGHTS}: has no matrices")
+        raise ModelError(f"{path / WEIGHTS}: the file must have at least one pair of matrices")
     return pairs
 
 
 def read_tensors(path: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, np.ndarray], set[str]]:
-    """Return A and B, and the magnitudes, of each module, and the names of embeddings. Raises ModelError."""
+    """Read the tensors of a file, sorted by what PEFT uses them for. Raises ModelError.
+
+    Returns A and B by module, magnitudes by module, and the modules that are embeddings.
+    """
     sides, magnitudes = dict[str, dict[str, np.ndarray]](), dict[str, np.ndarray]()
     embeddings, copies = set[str](), dict[str, str]()
     for name, stored in read_header(path).items():
@@ -135,18 +138,18 @@ def read_tensors(path: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str
 
 
 def read_floats(stored: StoredTensor, dimensions: int) -> np.ndarray:
-    """Read a vector or a matrix as float32. Raises ModelError."""
+    """Read a vector (dimensions = 1) or a matrix (2) as float32. Raises ModelError."""
     if len(stored.shape) != dimensions or stored.dtype not in ("F64", "F32", "F16", "BF16"):
         what = "a matrix" if dimensions == 2 else "a vector"
         shape = f"{printable(stored.dtype)} {list(stored.shape)}"
         raise ModelError(f"{stored.path}: tensor {printable(stored.name)} must be {what} of floats (found {shape})")
-    return as_float32(stored.rows(0, stored.shape[0] if dimensions == 2 else 1), stored.dtype)
+    return as_float32(stored.read_rows(0, stored.shape[0] if dimensions == 2 else 1), stored.dtype)
 
 
 def list_parameters(settings: Mapping[str, Any], module: str) -> list[str]:
-    """Return the names of a module's parameters with adapters of their own, those that PEFT wraps first at first.
+    """List a module's parameters that have adapters of their own, in the order in which PEFT wraps them.
 
-    A router's `weight` is none of them: its pair looks like that of a linear layer.
+    Leaves out `weight` (of a router), whose pair looks like that of a linear layer.
     """
     targets, names = settings.get("target_parameters") or [], set[str]()
     for target in targets if isinstance(targets, list) else ():
@@ -159,15 +162,15 @@ def list_parameters(settings: Mapping[str, Any], module: str) -> list[str]:
 def split_experts(
     path: Path, settings: Mapping[str, Any], parameter: str, a: np.ndarray, b: np.ndarray
 ) -> Iterator[tuple[str, LoraPair]]:
-    """Yield the pair of each expert's matrices from those of a parameter that stacks them.
+    """Yield the pair of each expert from the pair of a parameter that stacks all experts.
 
-    a: [experts * rank, columns]; b: [rows, rank * experts], whose columns are ordered by rank, then by expert. Raises
-    UnsupportedError for other parameters, ModelError.
+    a: [experts * rank, columns]. b: [rows, rank * experts], columns ordered by rank, then by expert. Raises
+    UnsupportedError for other parameters, ModelError for a rank that does not divide.
     """
     module, _, name = parameter.rpartition(".")
     if name not in STACKS or not module.endswith(".experts"):
         raise UnsupportedError(f"{path}: adapters of {printable(parameter)} (target_parameters) are not supported")
-    rank = find_by_pattern(settings.get("rank_pattern"), parameter, settings.get("r"))
+    rank = match_pattern(settings.get("rank_pattern"), parameter, settings.get("r"))
     if type(rank) is not int or rank < 1 or a.shape[0] % rank:
         raise ModelError(f"{path}: r must divide {a.shape[0]}, the ranks of {printable(parameter)} together")
     factor, count = compute_factor(settings, parameter, rank), a.shape[0] // rank
@@ -182,8 +185,8 @@ def split_experts(
             yield f"{module}.{expert}.{matrix}.weight", pair
 
 
-def find_by_pattern(patterns: object, module: str, default: object) -> object:
-    """Return the value of the first pattern that names a module."""
+def match_pattern(patterns: object, module: str, default: object) -> object:
+    """Return the value whose pattern matches a module first, or the default."""
     for pattern, value in patterns.items() if isinstance(patterns, dict) else ():
         try:
             if re.fullmatch(rf"(.*\.)?({pattern})", module):
@@ -194,8 +197,11 @@ def find_by_pattern(patterns: object, module: str, default: object) -> object:
 
 
 def compute_factor(settings: Mapping[str, Any], module: str, rank: int) -> float:
-    """Return alpha / rank, or alpha / sqrt(rank) with use_rslora, with the pattern that names the module, if any."""
-    alpha = find_by_pattern(settings.get("alpha_pattern"), module, settings.get("lora_alpha", rank))
+    """Return alpha / rank, or alpha / sqrt(rank) with use_rslora. Raises ModelError.
+
+    alpha_pattern may set another alpha for the module.
+    """
+    alpha = match_pattern(settings.get("alpha_pattern"), module, settings.get("lora_alpha", rank))
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
         raise ModelError(f"{CONFIG}: lora_alpha must be a number (found {printable(repr(alpha), 40)})")
     return float(alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank))

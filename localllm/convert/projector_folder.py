@@ -1,4 +1,4 @@
-"""Open a checkpoint's vision projector, as llama.cpp's converter does with --mmproj."""
+"""Open the vision projector of a checkpoint, as llama.cpp's converter does with --mmproj."""
 
 import os
 import re
@@ -10,7 +10,7 @@ import gguf
 from localllm.convert.config import CheckpointConfig
 from localllm.convert.family import NUMBERS
 from localllm.convert.files import read_json
-from localllm.convert.folder import Checkpoint, find_file_type, list_files, refuse_lone_surrogates
+from localllm.convert.folder import Checkpoint, choose_file_type, list_files, refuse_lone_surrogates
 from localllm.convert.general_metadata import build_general_metadata
 from localllm.convert.projectors import find_projector
 from localllm.convert.projectors.parts import ProjectorDeclaration, VisionConfig
@@ -32,12 +32,12 @@ CONVOLUTION_DIMENSIONS = 4  # dimensions of a convolution; readers take them in 
 
 
 def open_projector(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open the projector in a checkpoint's folder.
+    """Open the image encoder and projector in a checkpoint's folder.
 
-    Raises ModelError if it is incomplete, inconsistent or not supported.
+    Raises ModelError if a file is missing, files contradict each other, or the projector is not supported.
     """
     folder = Path(path)
-    config = CheckpointConfig.of(folder)
+    config = CheckpointConfig.open(folder)
     read = find_projector(config)
     seeing = VisionConfig(
         config, config.get_section("vision_config"), read_preprocessing(folder), read_text_width(config)
@@ -49,7 +49,7 @@ def open_projector(path: str | os.PathLike[str]) -> Checkpoint:
         "general.architecture": "clip",
         **build_general_metadata(folder, {t.name: t.shape for t in tensors}, warnings),
     }
-    metadata |= {"general.type": "mmproj", "general.file_type": find_file_type(tensors)}
+    metadata |= {"general.type": "mmproj", "general.file_type": choose_file_type(tensors)}
     metadata |= {"clip.has_vision_encoder": True}
     metadata |= {f"clip.vision.{name}": size for name, size in facts.encoder.metadata.items()}
     for name in ("image_mean", "image_std"):
@@ -61,7 +61,7 @@ def open_projector(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def read_text_width(config: CheckpointConfig) -> int:
-    """Return the embedding length of the language model. Raises ModelError."""
+    """Return the embedding length of the language model, whose config.json section may omit it. Raises ModelError."""
     kind = config.get_section("text_config").get("model_type")
     return config.merge_text_config({"hidden_size": LLAMA_WIDTH} if kind in ("llama", "mistral") else {}).read_count(
         "hidden_size"
@@ -69,11 +69,11 @@ def read_text_width(config: CheckpointConfig) -> int:
 
 
 def read_preprocessing(folder: Path) -> CheckpointConfig:
-    """Read how images are preprocessed. Raises ModelError."""
+    """Read how images are preprocessed, from preprocessor_config.json and processor_config.json. Raises ModelError."""
     path = folder / "preprocessor_config.json"
     settings, newer = read_json(path), read_json(folder / "processor_config.json")
     if settings is None and (newer is None or "image_processor" not in newer):
-        raise ModelError(f"{path}: this file is missing; it defines the image preprocessing")
+        raise ModelError(f"{path}: the preprocessing of images is missing: copy this file from the original checkpoint")
     return CheckpointConfig(
         {**(settings or {}), **CheckpointConfig(newer or {}, path).get_section("image_processor").content}, path
     )
@@ -82,7 +82,10 @@ def read_preprocessing(folder: Path) -> CheckpointConfig:
 def build_tensors(
     folder: Path, stored: Mapping[str, StoredTensor], facts: ProjectorDeclaration
 ) -> Iterator[CheckpointTensor]:
-    """Yield all tensors of encoder and projector. Raises ModelError for missing or unknown tensors."""
+    """Yield the tensors of image encoder and projector.
+
+    Raises ModelError for a missing tensor, and for one that is not declared.
+    """
     images = {
         IMAGE_MODULES.sub("", name, count=1): tensor for name, tensor in stored.items() if IMAGE_MODULES.match(name)
     }

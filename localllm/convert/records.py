@@ -1,4 +1,4 @@
-"""Interpret the records that families declare for their checkpoints (localllm/arch/checkpoint.py)."""
+"""Build a CheckpointFamily from the record that a family declares (see localllm/arch/checkpoint.py)."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ from localllm.convert.hyperparameters import (
     approximate_gelu,
     count_rotary_dims,
     read_decoder,
-    warn_of_window,
+    warn_ignored_window,
 )
 from localllm.convert.quantized import read_method, require_method
 from localllm.convert.transforms import FUNCTIONS, Sizes
@@ -44,7 +44,7 @@ STORED = re.compile(r"(\S+?)(?:\[([^\]]*)\])?(?:\s+|$)")
 
 @cache
 def load_records() -> dict[str, tuple[str, CheckpointDeclaration]]:
-    """Return all records by class name, each with its architecture, the name of its module."""
+    """Return all records by class name, each with its architecture, which is the name of its module."""
     result = dict[str, tuple[str, CheckpointDeclaration]]()
     usual = {module: arch for arch, module in reversed(ARCHITECTURES.items())}
     usual |= {module: arch for arch, module in ARCHITECTURES.items() if arch.replace("-", "_") == module}
@@ -55,26 +55,26 @@ def load_records() -> dict[str, tuple[str, CheckpointDeclaration]]:
     return result
 
 
-def complete_record(name: str) -> CheckpointDeclaration:
-    """Return a class's record, completed by those it refers to."""
+def resolve_record(name: str) -> CheckpointDeclaration:
+    """Return the record of a class, with the keys of those that it refers to by "like"."""
     record = load_records()[name][1]
-    return cast(CheckpointDeclaration, {**complete_record(record["like"]), **record}) if "like" in record else record
+    return cast(CheckpointDeclaration, {**resolve_record(record["like"]), **record}) if "like" in record else record
 
 
 def list_class_names() -> set[str]:
-    """Return the class names in config.json that can be converted."""
+    """Return the model classes of config.json that can be converted."""
     return {name for name in load_records() if "+" not in name}
 
 
-def keeps_blocks(config: CheckpointConfig) -> bool:
-    """Return whether GGUF can hold a checkpoint's quantized weights unchanged."""
+def can_keep_blocks(config: CheckpointConfig) -> bool:
+    """Return whether a GGUF file can hold a checkpoint's quantized weights without requantizing them."""
     return read_method(config) == "mxfp4" and f"{config.architecture}+mxfp4" in load_records()
 
 
 def find_family(config: CheckpointConfig) -> CheckpointFamily:
-    """Find the family of a checkpoint.
+    """Find the family that converts a checkpoint.
 
-    Raises ModelError if it, or the quantization of its weights, is not supported.
+    Raises ModelError if its class, or the quantization of its weights, is not supported.
     """
     name = config.architecture
     if name not in (names := list_class_names()):
@@ -83,7 +83,7 @@ def find_family(config: CheckpointConfig) -> CheckpointFamily:
         if not name:
             raise config.make_error('"architectures" must name the model class, e.g. ["LlamaForCausalLM"]')
         raise config.make_error(f"architecture {printable(name)} is not supported ({supported})")
-    if keeps_blocks(config):
+    if can_keep_blocks(config):
         return make_family(f"{name}+mxfp4")
     select = load_records()[name][1].get("select")
     family = make_family(load_function(select)(config) if select else name)
@@ -93,8 +93,8 @@ def find_family(config: CheckpointConfig) -> CheckpointFamily:
 
 @cache
 def make_family(name: str) -> CheckpointFamily:
-    """Return the family that a class's record describes."""
-    record = complete_record(name)
+    """Build the family of a class from its record."""
+    record = resolve_record(name)
     content: Mapping[str, Any] = record
     more = {key: content[key] for key in COPIED if key in content}
     more |= {key: tuple(content.get(key, "").split()) for key in ("transposed", "bare", "prefixes")}
@@ -119,13 +119,13 @@ COPIED = ("last_norm", "offset_norms", "sees", "decodes", "renamed", "named_as",
 
 
 def load_function(name: str) -> Any:
-    """Look up "@module.function" in localllm/convert/families."""
+    """Import the function that a record names as "@module.function", from localllm/convert/families."""
     module, _, attribute = name.removeprefix("@").partition(".")
     return getattr(import_module(f"localllm.convert.families.{module}"), attribute)
 
 
 def make_layer_function(record: CheckpointDeclaration) -> Callable[[Sizes, int], Layer]:
-    """Return a function that lists a layer's tensors."""
+    """Build the function that lists the tensors of a layer, given sizes and index."""
     own, parts = parse_tensors(record.get("tensors", {})), record.get("parts", {})
     conditional = {name for names in parts.values() for name in " ".join(names).split()}
     always = {name: its for name, its in own.items() if name not in conditional}
@@ -133,16 +133,16 @@ def make_layer_function(record: CheckpointDeclaration) -> Callable[[Sizes, int],
     def layer(sizes: Sizes, number: int) -> Layer:
         names = [record.get("layer", "")]
         for condition, (then, otherwise) in parts.items():
-            names.append(then if holds(condition, sizes, number) else otherwise)
+            names.append(then if is_condition_met(condition, sizes, number) else otherwise)
         return exclude_empty({**list_group_tensors(" ".join(names), sizes, number, own), **always}, sizes)
 
     return layer
 
 
-def holds(condition: str, sizes: Sizes, number: int) -> bool:
-    """Return whether a condition holds for a layer.
+def is_condition_met(condition: str, sizes: Sizes, number: int) -> bool:
+    """Return whether a record's condition is true for a layer.
 
-    It is one of the first ("< SIZE"), or a size, of this layer or of all, is not 0.
+    "< SIZE" is true for the first SIZE layers; "SIZE" if that size, of this layer or of all layers, is not 0.
     """
     if condition.startswith("< "):
         return number < sizes[condition[2:]]
@@ -150,9 +150,10 @@ def holds(condition: str, sizes: Sizes, number: int) -> bool:
 
 
 def list_group_tensors(names: str, sizes: Sizes, number: int, own: Layer) -> Layer:
-    """List the tensors of groups, and those of a record that only some layers have.
+    """List the tensors of the named groups.
 
-    The tensors of "experts:mlp.experts" are stored alone or all together, under this prefix.
+    names: separated by spaces. A group of the record itself (in `own`) takes precedence; "experts:PREFIX" are experts
+    that the checkpoint stores under this prefix.
     """
     result = dict[str, Dimensions | DerivedTensor]()
     for name in names.split():
@@ -168,18 +169,21 @@ def list_group_tensors(names: str, sizes: Sizes, number: int, own: Layer) -> Lay
 
 
 def exclude_empty(layer: Layer, sizes: Sizes) -> Layer:
-    """Remove tensors with a size of 0, such as those of shared experts where there are none."""
+    """Drop tensors with a size of 0, such as shared experts of a model without them."""
     shapes = {name: its.dimensions if isinstance(its, DerivedTensor) else its for name, its in layer.items()}
     return {name: layer[name] for name, shape in shapes.items() if all(sizes[dimension] for dimension in shape)}
 
 
 def parse_tensors(tensors: Mapping[str, str]) -> Layer:
-    """Parse the tensors of a record."""
+    """Parse the tensor declarations of a record, by GGUF name."""
     return {name: parse_tensor(text) for name, text in tensors.items()}
 
 
 def parse_tensor(text: str) -> Dimensions | DerivedTensor:
-    """Parse "[?][FUNCTION] STORED[ITS SHAPE] ...: SHAPE", or "SHAPE" alone."""
+    """Parse a tensor declaration: "SHAPE", or "[?][FUNCTION] STORED[ITS SHAPE] ...: SHAPE".
+
+    "?" marks an optional tensor.
+    """
     head, colon, shape = text.rpartition(":")
     dimensions = tuple(shape.split())
     if not colon:
@@ -193,7 +197,7 @@ def parse_tensor(text: str) -> Dimensions | DerivedTensor:
 
 
 def make_reader(record: CheckpointDeclaration) -> Callable[[CheckpointConfig], CheckpointHyperparameters]:
-    """Return the function that reads config.json by a record."""
+    """Build the function that reads config.json as a record declares."""
 
     def declared(config: CheckpointConfig) -> CheckpointHyperparameters:
         return read_config(config, record)
@@ -205,7 +209,7 @@ def make_reader(record: CheckpointDeclaration) -> Callable[[CheckpointConfig], C
 
 
 def read_config(config: CheckpointConfig, record: CheckpointDeclaration) -> CheckpointHyperparameters:
-    """Read config.json by a record. Raises ModelError."""
+    """Read config.json as a record declares. Raises ModelError."""
     for key, allowed in record.get("only", {}).items():
         section, name = config.find_key(key)
         section.require_value(name, *(allowed if isinstance(allowed, tuple) else (allowed,)))
@@ -221,7 +225,7 @@ def read_config(config: CheckpointConfig, record: CheckpointDeclaration) -> Chec
         whole_heads=not partial,
     )
     if record.get("window_ignored"):
-        warn_of_window(config)
+        warn_ignored_window(config)
     if "experts" in record:
         h = add_experts(renamed, h, *(find_key(renamed, keys) for keys in record["experts"].split()))
     if period := record.get("windows"):
@@ -247,7 +251,10 @@ ACTIVATIONS = {"silu": SILU, "gelu": GELU, "exact_gelu": ("gelu",)}
 
 
 def read_value(config: CheckpointConfig, key: str, gguf_key: str, *default: Any) -> Any:
-    """Read a config value, and check it against the GGUF key's type. With a default of None, the key may be missing."""
+    """Read a value of config.json with the type of its GGUF key; a default of None makes it optional.
+
+    Raises ModelError.
+    """
     section, name = config.find_key(key)
     if default == (None,):
         if section.get(name) is None:
@@ -259,7 +266,10 @@ def read_value(config: CheckpointConfig, key: str, gguf_key: str, *default: Any)
 
 
 def read_renamed_value(config: CheckpointConfig, its: object) -> object:
-    """Read a value for another key: an expression, the first of several keys that exists, or a constant."""
+    """Return the value for a renamed key.
+
+    its: an expression, keys of which the first that exists is used ("a|b"), or a constant.
+    """
     if isinstance(its, tuple):
         return config.read_number(*its)
     if not isinstance(its, str):
@@ -277,7 +287,7 @@ def find_key(config: CheckpointConfig, keys: str) -> str:
 
 
 def evaluate(config: CheckpointConfig, sizes: Sizes, text: str) -> int:
-    """Compute a sum of products of integers, sizes and keys of config.json."""
+    """Compute an integer from a sum of products, whose factors are integers, sizes and keys of config.json."""
     return sum(
         prod(evaluate_factor(config, sizes, name.strip()) for name in term.split("*")) for term in text.split("+")
     )

@@ -1,4 +1,4 @@
-"""Translate rope_parameters, or rope_theta and rope_scaling, to GGUF."""
+"""Translate RoPE's settings (rope_parameters, or rope_theta and rope_scaling) to GGUF."""
 
 import math
 from dataclasses import dataclass, field
@@ -11,18 +11,19 @@ from localllm.files.gguf.header import printable
 PLAIN = "default"
 BEYOND = "dynamic"  # scaling that depends on the length of the sequence; GGUF has no key for it
 SECTIONS = "mrope"  # M-RoPE
+OPTIONS = ("untruncated", "bordered")  # of YaRN, see read_rope
 
 
 @dataclass
 class RopeScaling:
-    """Metadata after "ARCH.rope.", and tensors, float32 [dims / 2], that divide frequencies, by name."""
+    """RoPE's metadata, by keys after "ARCH.rope.", and its tensors: divisors of frequencies, float32 [dims / 2]."""
 
     metadata: dict[str, object] = field(default_factory=dict)
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def find_rope_parameters(config: CheckpointConfig) -> CheckpointConfig:
-    """Return the RoPE section of config.json; of two, that of the layers with full attention."""
+    """Return the RoPE section of config.json; of one section per layer type, that of full attention."""
     section = config.get_section("rope_parameters")
     if not section.content:
         section = config.get_section("rope_scaling")
@@ -33,10 +34,11 @@ def find_rope_parameters(config: CheckpointConfig) -> CheckpointConfig:
 
 
 def read_rope(config: CheckpointConfig, dims: int, context: int, kinds: tuple[str, ...]) -> RopeScaling:
-    """Read RoPE of `dims` dimensions per head for a model of this context. Raises ModelError.
+    """Read RoPE and its scaling. Raises ModelError for a scaling that the architecture does not support.
 
-    kinds: scalings that the architecture supports; "untruncated" is YaRN that does not round the pairs between which it
-    blends, although GGUF's readers round them; "bordered" is YaRN with betas in the file.
+    dims: rotated dimensions of a head. context: trained context length. kinds: supported scalings; "untruncated" is
+    YaRN whose blended range is not rounded to whole pairs, as GGUF's readers do; "bordered" is YaRN with its betas in
+    the file.
     """
     rope = find_rope_parameters(config)
     base = rope.read_number("rope_theta", 10000.0)
@@ -51,7 +53,8 @@ def read_rope(config: CheckpointConfig, dims: int, context: int, kinds: tuple[st
         config.warnings.append(f"{description} is ignored: beyond {context} tokens answers get worse")
         return scaling
     if not isinstance(kind, str) or kind not in kinds:
-        raise config.make_error(f"rope scaling {printable(str(kind))} is not supported")
+        choices = ", ".join([PLAIN, *(kind for kind in kinds if kind not in OPTIONS)])
+        raise config.make_error(f"rope_type must be one of {choices} (found {printable(str(kind))})")
     if kind == "linear":
         scaling.metadata |= {"scaling.type": "linear", "scaling.factor": rope.read_number("factor")}
     elif kind == "yarn":
@@ -67,10 +70,7 @@ def read_rope(config: CheckpointConfig, dims: int, context: int, kinds: tuple[st
 
 
 def read_sections(rope: CheckpointConfig, dims: int) -> list[int]:
-    """Return how many pairs rotate by time, height, width and a fourth position (M-RoPE).
-
-    Raises ModelError.
-    """
+    """Return how many pairs rotate by time, height, width and a fourth axis (M-RoPE). Raises ModelError."""
     counts = rope.get("mrope_section")
     if (
         not isinstance(counts, list)
@@ -84,9 +84,9 @@ def read_sections(rope: CheckpointConfig, dims: int) -> list[int]:
 
 
 def read_yarn(rope: CheckpointConfig, context: int) -> dict[str, object]:
-    """Read YaRN (Peng et al. 2023).
+    """Read YaRN (Peng et al. 2023) as GGUF keys.
 
-    GGUF's readers apply the factor 1 + 0.1 ln(factor); the remaining factor is stored.
+    GGUF's readers multiply by 1 + 0.1 ln(factor) themselves, so only the model's deviation from it is stored.
     """
     factor = rope.read_number("factor")
     magnitude = compute_yarn_magnitude(factor, 1)
@@ -109,9 +109,9 @@ def compute_yarn_magnitude(factor: float, scale: float) -> float:
 
 
 def compute_llama3_factors(rope: CheckpointConfig, base: float, dims: int) -> np.ndarray:
-    """Compute Llama 3.1's scaling, float32 [dims / 2].
+    """Compute Llama 3.1's divisors of frequencies, float32 [dims / 2].
 
-    Low frequencies are divided, high ones kept, others blended.
+    Low frequencies are divided by `factor`, high ones by 1, those between by a blend. Raises ModelError.
     """
     factor, original = rope.read_number("factor"), rope.read_count("original_max_position_embeddings", 8192)
     low, high = rope.read_number("low_freq_factor", 1.0), rope.read_number("high_freq_factor", 4.0)
@@ -125,7 +125,7 @@ def compute_llama3_factors(rope: CheckpointConfig, base: float, dims: int) -> np
 
 
 def add_long_rope(scaling: RopeScaling, rope: CheckpointConfig, dims: int, context: int) -> None:
-    """Add LongRoPE (Ding et al. 2024): factors within and beyond the original context, and a magnitude."""
+    """Add LongRoPE (Ding et al. 2024): divisors for short and for long contexts, and the attention factor."""
     original = rope.read_count("original_max_position_embeddings", context)
     stretch = context / original
     usual = math.sqrt(1 + math.log(stretch) / math.log(max(original, 2))) if stretch > 1 else 1.0

@@ -1,8 +1,8 @@
 """Read rows of the tensors in a checkpoint's safetensors files on demand.
 
-The safetensors package checks each file's header (lengths, overlaps, gaps). This module reads the rows, because the
-package cannot return bfloat16 to NumPy, and plain reads need memory for the requested rows only.
-Format: https://github.com/huggingface/safetensors#format
+The safetensors package checks each header (lengths, overlaps, gaps). The rows are read by this module, because the
+package cannot return bfloat16 to NumPy, and so that only the requested rows need memory. Format:
+https://github.com/huggingface/safetensors#format
 """
 
 import json
@@ -29,7 +29,7 @@ PART = re.compile(r"model-([0-9]{5})-of-([0-9]{5})\.safetensors")
 
 @frozen
 class StoredTensor:
-    """A tensor in a safetensors file."""
+    """A tensor in a safetensors file, whose rows are read on demand."""
 
     name: str
     path: Path
@@ -37,8 +37,8 @@ class StoredTensor:
     shape: tuple[int, ...]  # the row length last
     start: int  # offset of its first byte in the file
 
-    def rows(self, first: int, last: int) -> np.ndarray:
-        """Read rows first to last - 1, uint8 [last - first, bytes of a row]. Raises ModelError."""
+    def read_rows(self, first: int, last: int) -> np.ndarray:
+        """Read rows first to last - 1 as bytes: uint8 [last - first, bytes per row]. Raises ModelError."""
         row_bytes = self.shape[-1] * BYTES[self.dtype]
         nbytes = (last - first) * row_bytes
         try:
@@ -51,7 +51,7 @@ class StoredTensor:
 
 
 class HeaderEntry(TypedDict):
-    """A tensor in the header of a safetensors file."""
+    """The description of a tensor in the header of a safetensors file."""
 
     dtype: str
     shape: list[int]
@@ -59,7 +59,7 @@ class HeaderEntry(TypedDict):
 
 
 def open_weights(folder: Path) -> dict[str, StoredTensor]:
-    """Find all tensors of a checkpoint by name. Raises ModelError."""
+    """Return all tensors of a checkpoint by name. Raises ModelError if files are missing or contradict the index."""
     tensors_found: dict[str, StoredTensor] = {}
     for path in list_weight_files(folder):
         tensors = read_header(path)
@@ -74,9 +74,9 @@ def open_weights(folder: Path) -> dict[str, StoredTensor]:
 
 
 def remove_wrappers(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Remove a training framework's prefix from all names.
+    """Remove the prefix that PEFT, torch.compile or data parallel training adds to all names.
 
-    Raises ModelError for adapters that are not merged.
+    Raises ModelError for the matrices of an adapter.
     """
     for name, tensor in stored.items():
         if ADAPTER.fullmatch(name):
@@ -106,7 +106,7 @@ def list_weight_files(folder: Path) -> list[Path]:
 
 
 def read_index(folder: Path) -> dict[str, str] | None:
-    """Read the file name of each tensor, if the checkpoint has an index."""
+    """Return the file name of each tensor; None if the checkpoint has no index. Raises ModelError."""
     content = read_json(folder / INDEX)
     if content is None:
         return None
@@ -120,21 +120,21 @@ def read_index(folder: Path) -> dict[str, str] | None:
 
 
 def describe_missing_weights(folder: Path) -> str:
-    """Describe why a folder has no usable safetensors files."""
+    """Explain why a folder has no safetensors files that can be read."""
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
-        return "the weights are PyTorch pickles, which are programs and are not read; save them as safetensors first"
+        return "the weights are PyTorch pickles, which can run code and are not read; save them as safetensors first"
     if (folder / "consolidated.safetensors").is_file():
         return "the weights are in Mistral's own layout; the folder with config.json and model.safetensors is needed"
     if any(folder.glob("*.gguf")):
-        return "there is no model.safetensors; name the GGUF file itself"
+        return "model.safetensors is missing; name the GGUF file itself"
     files = sorted(path.name for path in folder.glob("*.safetensors") if not path.name.startswith("adapter_"))
     if files:
-        return f"there is no model.safetensors; if {printable(files[0], 80)} has the weights, rename it"
-    return "there is no model.safetensors"
+        return f"model.safetensors is missing; if {printable(files[0], 80)} has the weights, rename it"
+    return "model.safetensors is missing"
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """Read the tensors of one file, by name. Raises ModelError."""
+    """Return the tensors of one file by name. Raises ModelError."""
     try:
         with path.open("rb") as file:
             refuse_lfs_pointer(path, file.read(64))
@@ -152,7 +152,10 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def make_tensor(path: Path, name: str, entry: "HeaderEntry", data_start: int) -> StoredTensor:
-    """Make a tensor from its header entry; unsupported types can still be listed."""
+    """Build a tensor from its header entry.
+
+    Raises ValueError if offsets and shape disagree. A tensor of an unknown type is accepted, so that it can be ignored.
+    """
     dtype, shape, (start, end) = str(entry["dtype"]), tuple(map(int, entry["shape"])), entry["data_offsets"]
     if dtype in BYTES and end - start != prod(shape) * BYTES[dtype]:
         raise ValueError(f"tensor {name}: expected {prod(shape) * BYTES[dtype]} bytes, found {end - start}")

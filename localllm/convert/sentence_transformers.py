@@ -1,7 +1,7 @@
-"""Read sentence-transformers' files: pooling, projections and prompts of an embedding model.
+"""Read the files of sentence-transformers: pooling, projections and prompts of an embedding model.
 
-modules.json lists the modules and their folders; config_sentence_transformers.json has the prompts.
-Source: https://sbert.net/docs/package_reference/sentence_transformer/models.html
+modules.json lists the modules and their folders; config_sentence_transformers.json has the prompts. Source:
+https://sbert.net/docs/package_reference/sentence_transformer/models.html
 """
 
 import json
@@ -21,7 +21,7 @@ DENSE = "dense_2", "dense_3"  # GGUF names of the Dense modules, the usual folde
 
 
 def list_modules(folder: Path) -> list[tuple[str, Path]]:
-    """List types and folders of modules in order; empty without modules.json. Raises ModelError."""
+    """List the type and folder of each module, in order; empty without modules.json. Raises ModelError."""
     path = folder / "modules.json"
     text = read_text(path)
     if text is None:
@@ -35,7 +35,7 @@ def list_modules(folder: Path) -> list[tuple[str, Path]]:
 
 
 def warn_unconverted(folder: Path) -> list[str]:
-    """Warn of modules that are not converted."""
+    """Return a warning for each module that has no counterpart in GGUF."""
     return [
         f"the module {printable(kind)} of modules.json is ignored"
         for kind, _ in list_modules(folder)
@@ -44,10 +44,7 @@ def warn_unconverted(folder: Path) -> list[str]:
 
 
 def read_pooling_type(folder: Path) -> int | None:
-    """Return the pooling type; None if no file has one.
-
-    Raises ModelError for one that GGUF cannot express.
-    """
+    """Return GGUF's id of the pooling type; None if no file declares one. Raises ModelError for any other pooling."""
     place = dict(list_modules(folder)).get("Pooling")
     if place is None:
         return None
@@ -61,10 +58,10 @@ def read_pooling_type(folder: Path) -> int | None:
 
 
 def load_projections(folder: Path, are_known: bool) -> dict[str, StoredTensor]:
-    """Load the matrices after pooling, by their GGUF names.
+    """Return the matrices of Dense modules by their GGUF names.
 
-    are_known: whether readers of the architecture support them. Raises ModelError otherwise, and for a matrix with a
-    bias or an activation, which GGUF cannot express.
+    are_known: whether readers of the architecture support them. Raises ModelError if not, and for a matrix with a bias
+    or an activation, which GGUF cannot express.
     """
     tensors: dict[str, StoredTensor] = {}
     for kind, place in list_modules(folder):
@@ -75,17 +72,17 @@ def load_projections(folder: Path, are_known: bool) -> dict[str, StoredTensor]:
         name = DENSE[0] if place.name == "2_Dense" else DENSE[1]
         if not are_known or settings.get("bias", True) or activation != "Identity" or name in tensors:
             raise ModelError(
-                f"{place}: a Dense module with this activation, with a bias, or in this architecture is not supported"
+                f"{place}: a Dense module must have no bias and the activation Identity, and its architecture one"
             )
         matrix = read_header(place / "model.safetensors").get("linear.weight")
         if matrix is None or matrix.shape != (settings.get("out_features"), settings.get("in_features")):
-            raise ModelError(f"{place}: linear.weight is missing, or its sizes differ from those in config.json")
+            raise ModelError(f"{place}: linear.weight must exist, with the sizes in config.json")
         tensors[name] = matrix
     return tensors
 
 
 def read_prompts(folder: Path) -> dict[str, object]:
-    """Read the prefixes of queries and documents, as GGUF keys."""
+    """Read the prefixes of queries and documents as localllm's GGUF keys."""
     path = folder / "config_sentence_transformers.json"
     with report_as_model_error(path):
         prompts_here = (read_json(path) or {}).get("prompts") or {}

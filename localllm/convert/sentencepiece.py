@@ -1,8 +1,8 @@
 """Read the vocabulary of a SentencePiece model file (tokenizer.model).
 
-The file is a protobuf message, of which seven fields are read. The sentencepiece package is not used: it contains a
-whole tokenizer, and does not expose the model's type and normalizer, which decide whether GGUF can express the
-vocabulary. Fields: https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto
+The file is a protobuf message; seven of its fields are read. The sentencepiece package is not used, because it does not
+expose the model's type and normalizer, which decide whether GGUF can express the vocabulary. Fields:
+https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto
 """
 
 import struct
@@ -15,7 +15,10 @@ BPE = 2  # TrainerSpec.model_type; 1, the default, is Unigram
 
 @dataclass
 class SentencePieceModel:
-    """A vocabulary. Types are numbered as in GGUF and SentencePiece: 1 normal, 2 unknown, 3 control, ..."""
+    """A SentencePiece vocabulary and its normalizer settings.
+
+    types: as in GGUF, 1 normal, 2 unknown, 3 control, ...
+    """
 
     pieces: list[str] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
@@ -26,7 +29,7 @@ class SentencePieceModel:
 
 
 def read_sentencepiece(data: bytes) -> SentencePieceModel:
-    """Parse a file's content. Raises ValueError if it is not a SentencePiece model."""
+    """Parse the content of a tokenizer.model. Raises ValueError if it has no SentencePiece vocabulary."""
     model = SentencePieceModel()
     for number, value in parse_message(data):
         if number == 1:
@@ -45,7 +48,7 @@ def read_sentencepiece(data: bytes) -> SentencePieceModel:
 
 
 def parse_message(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the fields of a protobuf message as (field number, value)."""
+    """Yield (field number, value) for each field of a protobuf message. Raises ValueError."""
     position = 0
     while position < len(data):
         key, position = parse_varint(data, position)
@@ -65,7 +68,7 @@ def parse_message(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def parse_varint(data: bytes, position: int) -> tuple[int, int]:
-    """Decode a varint of up to ten bytes, seven bits each; return it and the end position."""
+    """Decode a varint of at most ten bytes; return its value and the position after it. Raises ValueError."""
     value = 0
     for n in range(10):
         if position + n >= len(data):

@@ -1,4 +1,4 @@
-"""Map a checkpoint's tensors to their GGUF names."""
+"""Map the tensors of a checkpoint to their GGUF names, and check that none is missing or left over."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,14 +16,14 @@ from localllm.convert.transforms import (
     Sizes,
     TensorSource,
     as_float32,
+    deinterleave_rope_rows,
     from_array,
+    interleave_rope_rows,
     map_values,
     scale_rows,
     stack,
     to_column,
     to_float32,
-    to_halves,
-    to_pairs,
     to_vector,
     transpose,
 )
@@ -37,7 +37,7 @@ BARE = ("ssm_a", "ssm_d")  # tensors whose GGUF names do not end with .weight
 
 @frozen
 class TensorOrigin:
-    """The stored tensors from which a tensor of the GGUF file is built."""
+    """The stored tensors that a GGUF tensor is built of, and the function that builds it."""
 
     of: Mapping[str, Shape]  # shapes of the stored parts, by name: blk.0.attn_q.weight
     build: Callable[[Sequence[TensorSource]], TensorSource]
@@ -63,31 +63,28 @@ Found = dict[int, StoredTensor]  # tensors of one name, by expert; -1: one for a
 
 @dataclass(frozen=True, eq=False)
 class CheckpointTensor:
-    """A tensor as a GGUF file has it; its rows are read on demand, from any thread."""
+    """A tensor as the GGUF file will have it; any thread can read its rows on demand."""
 
     name: str
     format: Format  # F32, F16, BF16, MXFP4
     shape: Shape  # the row length last
     source: TensorSource
 
-    def rows(self, first: int, last: int) -> np.ndarray:
-        """Read rows first to last - 1, uint8 [last - first, row bytes]. Raises ModelError.
-
-        A vector has one row.
-        """
-        return self.source.rows(first, last)
+    def read_rows(self, first: int, last: int) -> np.ndarray:
+        """Read rows first to last - 1: uint8 [last - first, row bytes]. A vector has one row. Raises ModelError."""
+        return self.source.read_rows(first, last)
 
     def release_rows(self, first: int, last: int) -> None:
-        """Do nothing: no rows are cached."""
+        """Do nothing, because no rows are cached."""
 
 
 def convert_tensor(name: str, source: TensorSource) -> CheckpointTensor:
-    """Convert a source to the format that GGUF's readers expect.
+    """Convert a tensor to the type that GGUF's readers expect: F32 for vectors and some matrices, else its own.
 
-    Vectors, held in memory, and some matrices are F32.
+    Vectors are loaded into memory.
     """
     if len(source.shape) == 1:
-        source = from_array(as_float32(source.rows(0, 1), source.dtype).reshape(-1))
+        source = from_array(as_float32(source.read_rows(0, 1), source.dtype).reshape(-1))
     base = name.removesuffix(".weight")
     last = base.rpartition(".")[2]
     if source.dtype == "F64" or base == name or last in FULL_NUMBERS or last.endswith("_norm"):
@@ -96,7 +93,7 @@ def convert_tensor(name: str, source: TensorSource) -> CheckpointTensor:
 
 
 def add_mtp_layers(h: CheckpointHyperparameters, stored: Mapping[str, StoredTensor]) -> CheckpointHyperparameters:
-    """Append the multi-token prediction layers to the others, if the checkpoint has them."""
+    """Count multi-token prediction layers among the layers, if the checkpoint stores them."""
     layers, mtp_layers = h.sizes["layers"], h.sizes.get("mtp_layers", 0)
     numbers = {int(layer[1]) for name in stored if (layer := IN_LAYER.fullmatch(name))}
     if max(numbers, default=0) < layers or not mtp_layers:
@@ -116,7 +113,7 @@ def arrange_tensors(
 ) -> Iterator[CheckpointTensor]:
     """Yield all tensors under their GGUF names, in layer order.
 
-    Raises ModelError for missing or unknown tensors.
+    Raises ModelError for a missing tensor, and for one that the architecture does not use.
     """
     is_tied = h.tied and not has_own_output(stored, family, h, warnings)
     tensor_places = list_origins(family, h.sizes, is_tied)
@@ -134,9 +131,11 @@ def arrange_tensors(
 def has_own_output(
     stored: Mapping[str, StoredTensor], family: CheckpointFamily, h: CheckpointHyperparameters, warnings: list[str]
 ) -> bool:
-    """Return whether a checkpoint with a tied output matrix stores one that differs from the embedding."""
-    names, outputs = TensorNames(family, h.sizes), ("token_embd.weight", "output.weight")
-    names_here = {names.find_stored(names.plain(stored_name), set(outputs))[0]: stored_name for stored_name in stored}
+    """Return whether a checkpoint with tied embeddings stores an output matrix that differs from the embedding."""
+    names, outputs = TensorNameMap(family, h.sizes), ("token_embd.weight", "output.weight")
+    names_here = {
+        names.find_stored(names.strip_affixes(stored_name), set(outputs))[0]: stored_name for stored_name in stored
+    }
     if not family.decodes or not all(name in names_here for name in outputs):
         return False
     embedding, output = (stored[names_here[name]] for name in outputs)
@@ -150,15 +149,15 @@ def match_tensors(
     tensor_places: Mapping[str, TensorOrigin],
     warnings: list[str],
 ) -> dict[str, Found]:
-    """Match stored tensors to the names in TensorOrigin.of.
+    """Match the stored tensors to the names in TensorOrigin.of.
 
     Raises ModelError for a tensor that the architecture does not use.
     """
-    names = TensorNames(family, h.sizes)
+    names = TensorNameMap(family, h.sizes)
     parts = {part for place in tensor_places.values() for part in place.of}
     matches: dict[str, Found] = {}
     for stored_name, tensor in stored.items():
-        plain = names.plain(stored_name)
+        plain = names.strip_affixes(stored_name)
         if LEFT_OUT.fullmatch(stored_name) or names.is_ignored(plain):
             continue
         name, expert = names.find_stored(plain, parts)
@@ -175,16 +174,16 @@ def match_tensors(
     return matches
 
 
-class TensorNames:
-    """The names of a family's tensors in checkpoints."""
+class TensorNameMap:
+    """Translates the tensor names of a family's checkpoints to GGUF names."""
 
     def __init__(self, family: CheckpointFamily, sizes: Sizes):
         self._family, self._sizes = family, sizes
         self._map = gguf.get_tensor_name_map(find_arch_id(family), sizes["layers"])
         self.images = 0  # number of ignored vision tensors
 
-    def plain(self, name: str) -> str:
-        """Remove prefixes that only some checkpoints have from a tensor's name."""
+    def strip_affixes(self, name: str) -> str:
+        """Remove the prefixes and suffixes that only some checkpoints have."""
         for prefix in self._family.prefixes:
             name = name.removeprefix(prefix)
         for old, new in PARTS.items() if not self._family.decodes else ():
@@ -192,7 +191,7 @@ class TensorNames:
         return name
 
     def is_ignored(self, name: str) -> bool:
-        """Return whether a tensor is for images or another task."""
+        """Return whether a tensor is for images or for another task, and count those for images."""
         if self._family.unread and self._family.unread.fullmatch(name):
             return True
         if self._family.sees and IMAGE_TENSORS.fullmatch(name):
@@ -201,7 +200,10 @@ class TensorNames:
         return False
 
     def find_stored(self, stored_name: str, parts: set[str]) -> tuple[str, int]:
-        """Find the stored tensor that a name refers to, "" if there is none, and the expert, -1 for all."""
+        """Return the GGUF name of a stored tensor, "" if it has none, and the index of its expert, -1 if it is for all.
+
+        parts: the GGUF names that the family expects.
+        """
         plain = (
             stored_name.replace("language_model.", "")
             .replace("text_model.", "")
@@ -222,7 +224,7 @@ class TensorNames:
 
 
 def load_tensor(folder: Path, name: str, match: Found, shape: Shape, place: TensorOrigin) -> TensorSource:
-    """Load a tensor of this shape, which may be stored as one per expert. Raises ModelError."""
+    """Return a tensor of the expected shape, stacked from its experts if each is stored alone. Raises ModelError."""
     if -1 in match and len(match) == 1:
         return check_tensor(match[-1], shape, place.dtypes)
     if len(shape) != 3 or set(match) != set(range(shape[0])):
@@ -231,9 +233,10 @@ def load_tensor(folder: Path, name: str, match: Found, shape: Shape, place: Tens
 
 
 def check_tensor(tensor: StoredTensor, shape: Shape, dtypes: tuple[str, ...]) -> StoredTensor:
-    """Return the tensor. Raises ModelError for an unexpected shape or type."""
+    """Return the tensor unchanged. Raises ModelError if its shape or type is not the expected one."""
     if tensor.dtype not in dtypes:
-        raise ModelError(f"{tensor.path}: tensor {tensor.name}: type {printable(tensor.dtype)} is not supported")
+        accepted = f"must be {' or '.join(dtypes)} (found {printable(tensor.dtype)})"
+        raise ModelError(f"{tensor.path}: tensor {tensor.name}: the type {accepted}")
     if tensor.shape != shape:
         sizes = f"{list(shape)} by config.json, found {list(tensor.shape)}"
         raise ModelError(f"{tensor.path}: tensor {tensor.name}: expected the shape {sizes}")
@@ -241,7 +244,7 @@ def check_tensor(tensor: StoredTensor, shape: Shape, dtypes: tuple[str, ...]) ->
 
 
 def find_arch_id(family: CheckpointFamily) -> gguf.MODEL_ARCH:
-    """Return the gguf package's id of an architecture."""
+    """Return the gguf package's id of an architecture, or of the relative whose tensor names it shares."""
     known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
     if (named_as := family.named_as or family.arch) not in known:
         raise ModelError(f'the gguf package has no tensor names of {named_as}: give a relative in "named_as"')
@@ -249,8 +252,8 @@ def find_arch_id(family: CheckpointFamily) -> gguf.MODEL_ARCH:
 
 
 def list_origins(family: CheckpointFamily, sizes: Sizes, tied: bool) -> dict[str, TensorOrigin]:
-    """List all tensors of the architecture by their GGUF names, in file order."""
-    model = CheckpointModel(family, sizes)
+    """Return the origins of all GGUF tensors of the architecture, in file order."""
+    model = SizedFamily(family, sizes)
     result = dict(model.list_origins("", "token_embd", ("vocab", "width")))
     tensors = family.whole(sizes) if callable(family.whole) else family.whole
     for name, dimensions in tensors.items():
@@ -266,8 +269,8 @@ def list_origins(family: CheckpointFamily, sizes: Sizes, tied: bool) -> dict[str
 
 
 @frozen
-class CheckpointModel:
-    """A family with the sizes of one model."""
+class SizedFamily:
+    """A family with the sizes of one model, which resolve its shapes."""
 
     family: CheckpointFamily
     sizes: Sizes
@@ -275,7 +278,7 @@ class CheckpointModel:
     def list_origins(
         self, prefix: str, name: str, dimensions: Dimensions | DerivedTensor
     ) -> Iterator[tuple[str, TensorOrigin]]:
-        """Yield the origins of a tensor and, if it may have one, of its bias.
+        """Yield the origin of a tensor, and of its bias unless it cannot have one.
 
         prefix: "blk.N." or "".
         """
@@ -292,7 +295,7 @@ class CheckpointModel:
             yield bias, self._make_usual_origin(bias, f"{name}.bias", shape[:1], name in self.family.biased)
 
     def _make_derived_origin(self, prefix: str, its: DerivedTensor) -> TensorOrigin:
-        """Return the origin of a derived tensor."""
+        """Build the origin of a tensor that is computed from stored ones."""
         shape, of = (
             self._resolve_shape(its.dimensions),
             {prefix + name: self._resolve_shape(part) for name, part in its.of.items()},
@@ -300,16 +303,16 @@ class CheckpointModel:
         return TensorOrigin(of, lambda sources: its.build(sources, shape, self.sizes), its.dtypes, its.needed)
 
     def _make_usual_origin(self, whole_name: str, name: str, stored: Shape, needed: bool = True) -> TensorOrigin:
-        """Return the origin of a tensor that is stored under a name that gguf knows."""
+        """Build the origin of a tensor that is stored under a name that the gguf package translates."""
         return TensorOrigin({whole_name: stored}, lambda sources: self._reorder(name, sources[0]), needed=needed)
 
     def _reorder(self, name: str, source: TensorSource) -> TensorSource:
-        """Apply the family's row orders and offsets.
+        """Reorder the rows of a tensor, and offset norms, as the family declares.
 
-        name: with ".bias" for biases.
+        name: GGUF name in the layer, with ".bias" for biases.
         """
         if name.removesuffix(".bias") in (*self.family.rotated, *self.family.parted):
-            order = to_pairs if self.family.rotated else to_halves
+            order = interleave_rope_rows if self.family.rotated else deinterleave_rope_rows
             matrix = source if len(source.shape) > 1 else to_column(source)
             rotated = order(matrix, self.sizes["head_dim"], self.sizes.get("rotated_dims", 0))
             return rotated if len(source.shape) > 1 else to_vector(rotated)
@@ -329,12 +332,12 @@ def is_untied(
     """Return whether the stored output matrix differs from the embedding.
 
     Tools that merge adapters or train heads store such a matrix without changing `tie_word_embeddings`; transformers 5
-    and llama.cpp's converter then use both. name: name of the output matrix.
+    and llama.cpp's converter then use both. name: the output matrix's name for warnings.
     """
     rows, step = embedding.shape[0], 4096  # rows compared at once
 
     def numbers(matrix: TensorSource, first: int) -> np.ndarray:
-        return as_float32(matrix.rows(first, min(first + step, rows)), matrix.dtype)
+        return as_float32(matrix.read_rows(first, min(first + step, rows)), matrix.dtype)
 
     if embedding.shape == output.shape and all(
         np.array_equal(numbers(embedding, first), numbers(output, first), equal_nan=True)

@@ -1,8 +1,8 @@
-"""The types of a tokenizer.json's values, and llama.cpp's pre-tokenizer for it.
+"""Declare the types of a tokenizer.json, and find llama.cpp's name for its pre-tokenizer.
 
-The pre-tokenizer is found by comparing how both split a sample, not by name: the same expression can be written in many
-ways. In the sample every character class is next to every other class, and next to runs of the lengths that expressions
-distinguish. Pre-tokenizers that agree on it count as equal.
+The pre-tokenizer is identified by how it splits a sample, not by its expression, which can be written in many ways. In
+the sample every character class is next to every other class, and next to runs of the lengths that expressions
+distinguish. Pre-tokenizers that split it alike count as equal.
 """
 
 import json
@@ -34,7 +34,7 @@ _KINDS = [
 
 
 class TokenizerStep(TypedDict, total=False):
-    """A normalizer or a pre-tokenizer; `type` decides which other keys it has."""
+    """A normalizer or a pre-tokenizer; `type` determines which other keys are present."""
 
     type: str
     normalizers: list["TokenizerStep"]
@@ -53,7 +53,7 @@ class TokenizerStep(TypedDict, total=False):
 
 
 class PostProcessor(TypedDict, total=False):
-    """The component of a tokenizer that adds special tokens around a text."""
+    """The component of a tokenizer that adds special tokens before and after a text."""
 
     type: str
     processors: list["PostProcessor"]
@@ -63,7 +63,7 @@ class PostProcessor(TypedDict, total=False):
 
 
 class TokenizerModel(TypedDict, total=False):
-    """The vocabulary, and the settings of the algorithm that splits words."""
+    """The vocabulary, and the settings of the algorithm that splits words into tokens."""
 
     type: str
     vocab: dict[str, int]  # Unigram: list[tuple[str, float]], pieces and scores
@@ -77,7 +77,7 @@ class TokenizerModel(TypedDict, total=False):
 
 
 class AddedToken(TypedDict, total=False):
-    """A token that is matched before the text is split."""
+    """A token that is found before the text is normalized and split."""
 
     id: int
     content: str
@@ -85,7 +85,7 @@ class AddedToken(TypedDict, total=False):
 
 
 class TokenizerJson(TypedDict, total=False):
-    """The content of a tokenizer.json. It is untrusted: code that reads it runs in `report_as_model_error`."""
+    """The content of a tokenizer.json, which is not trusted: code that reads it runs in `report_as_model_error`."""
 
     model: TokenizerModel
     normalizer: TokenizerStep | None
@@ -95,7 +95,7 @@ class TokenizerJson(TypedDict, total=False):
 
 
 def list_normalizers(normalizer: TokenizerStep | None) -> list[TokenizerStep]:
-    """List the steps of a `normalizer`, at any depth."""
+    """Flatten a `normalizer` into its steps."""
     if not normalizer:
         return []
     if normalizer.get("type") == "Sequence":
@@ -105,14 +105,14 @@ def list_normalizers(normalizer: TokenizerStep | None) -> list[TokenizerStep]:
 
 @cache
 def build_sample() -> str:
-    """Build the sample: every pair of character classes, then 12,000 random ones for longer sequences."""
+    """Build the sample: every pair of character classes, then 12,000 random classes for longer sequences."""
     draw = random.Random(0)
     pairs = [first + second for first in _KINDS for second in _KINDS]
     return "".join(pairs) + "".join(_KINDS[int(draw.random() * len(_KINDS))] for _ in range(12000))
 
 
 def find_pretokenizer(content: TokenizerStep | None, ignore_merges: bool) -> str:
-    """Return tokenizer.ggml.pre for the `pre_tokenizer` of a tokenizer.json. Raises ModelError."""
+    """Return tokenizer.ggml.pre for a `pre_tokenizer`. Raises ModelError if llama.cpp has no equivalent."""
     from tokenizers import Tokenizer
 
     empty = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
@@ -135,14 +135,14 @@ def find_pretokenizer(content: TokenizerStep | None, ignore_merges: bool) -> str
 
 
 def list_pretokenizers(content: TokenizerStep | None) -> list[TokenizerStep]:
-    """List the steps of a `pre_tokenizer`."""
+    """Flatten a `pre_tokenizer` into its steps."""
     if not isinstance(content, dict):
         return []
     return [part for step in content.get("pretokenizers", []) for part in list_pretokenizers(step)] or [content]
 
 
 def list_candidates(ignore_merges: bool) -> dict[str, PreTokenizer]:
-    """Return the byte-level pre-tokenizers, each by its first name."""
+    """Return the byte-level pre-tokenizers that llama.cpp knows, each under its first name."""
     families: dict[PreTokenizer, str] = {}
     for name, family in PRETOKENIZERS.items():
         if not family.marks_spaces and family.ignore_merges == ignore_merges:
@@ -151,5 +151,5 @@ def list_candidates(ignore_merges: bool) -> dict[str, PreTokenizer]:
 
 
 def split_words(family: PreTokenizer, text: str) -> list[tuple[int, int]]:
-    """Return the (begin, end) of each word into which a known pre-tokenizer splits a text."""
+    """Return the (begin, end) of each word into which a pre-tokenizer splits a text."""
     return list(pairwise(accumulate(map(len, make_splitter(family.patterns)(text)), initial=0)))

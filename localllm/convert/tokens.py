@@ -1,7 +1,4 @@
-"""Read the tokens of a checkpoint: strings, types, scores and merges.
-
-They come from tokenizer.json or tokenizer.model.
-"""
+"""Read the tokens of a checkpoint (strings, types, scores, merges) from tokenizer.json or tokenizer.model."""
 
 import re
 from base64 import b64decode
@@ -46,7 +43,7 @@ _LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|<unused\d*>|<pad>|<mask>", re.
 
 @dataclass
 class VocabularyBuilder:
-    """A vocabulary of a fixed size under construction; ids without a token get a placeholder."""
+    """A vocabulary that is filled token by token; ids that stay empty are placeholders."""
 
     size: int
     model: str  # tokenizer.ggml.model: gpt2, llama, bert or t5
@@ -66,7 +63,7 @@ class VocabularyBuilder:
         self.types, self.scores = [UNUSED] * self.size, [PADDING_SCORE] * self.size
 
     def put(self, token: int, piece: str, kind: int, score: float = 0.0) -> None:
-        """Set a token. Raises ValueError."""
+        """Set the token with this id. Raises ValueError for an id out of range or already set."""
         if not isinstance(token, int) or not isinstance(piece, str) or token < 0:
             raise ValueError(f"token {printable(repr(piece))} has the id {token}")
         if token >= self.size:
@@ -75,7 +72,10 @@ class VocabularyBuilder:
             self.pieces[token], self.types[token], self.scores[token] = piece, kind, score
 
     def add(self, token: int, text: str, special: bool) -> None:
-        """Set an added token, which is matched before texts are split."""
+        """Set an added token, which is matched before texts are split.
+
+        special: marked as special in the file. An id beyond the embedding is recorded in `left_out`.
+        """
         if 0 <= token < self.size and self.types[token] == UNKNOWN:
             self.put(token, text, UNKNOWN, ADDED_SCORE)
         elif special or _LOOKS_SPECIAL.fullmatch(text):
@@ -85,10 +85,10 @@ class VocabularyBuilder:
 
 
 def read_tokens(folder: Path, content: TokenizerJson | None, size: int, of_gemma4: bool = False) -> VocabularyBuilder:
-    """Read the tokens of the checkpoint in `folder`, as many as its embedding has rows.
+    """Read the tokens of a checkpoint. Raises ModelError.
 
-    content: its tokenizer.json, None without one. of_gemma4: readers merge in the listed order, not by scores. Raises
-    ModelError.
+    content: its tokenizer.json, or None. size: rows of the embedding. of_gemma4: GGUF's readers merge in the listed
+    order, not by scores.
     """
     path = folder / "tokenizer.json"
     sentencepiece = folder / "tokenizer.model"
@@ -127,9 +127,9 @@ def read_tokens(folder: Path, content: TokenizerJson | None, size: int, of_gemma
 
 
 def read_byte_level(path: Path, content: TokenizerJson, size: int) -> VocabularyBuilder:
-    """Read byte-level BPE, whose file lists the merges."""
+    """Read byte-level BPE, whose merges are listed in the file. Raises ModelError."""
     refuse_normalizer(path, content, {"NFC"})
-    pre = name_of_pretokenizer(path, content)
+    pre = name_pretokenizer(path, content)
     pairs = parse_merges(content)
     if any(" " in left + right for left, right in pairs):
         raise ModelError(f"{path}: merges must not contain tokens with spaces")
@@ -140,8 +140,8 @@ def read_byte_level(path: Path, content: TokenizerJson, size: int) -> Vocabulary
     return tokens
 
 
-def name_of_pretokenizer(path: Path, content: TokenizerJson) -> str:
-    """Return tokenizer.ggml.pre, which implies the expressions and `ignore_merges`. Raises ModelError."""
+def name_pretokenizer(path: Path, content: TokenizerJson) -> str:
+    """Return tokenizer.ggml.pre, which also implies `ignore_merges`. Raises ModelError."""
     ignores = content["model"].get("ignore_merges") is True
     try:
         name = find_pretokenizer(content["pre_tokenizer"], ignores)
@@ -156,7 +156,7 @@ def name_of_pretokenizer(path: Path, content: TokenizerJson) -> str:
 
 
 def can_merge_all(content: TokenizerJson) -> bool:
-    """Return whether merging produces every token, so that `ignore_merges` makes no difference."""
+    """Return whether the merges can produce every token, so that `ignore_merges` makes no difference."""
     added = {token["content"] for token in content.get("added_tokens") or ()}
     ranks = {f"{left} {right}": float(rank) for rank, (left, right) in reversed([*enumerate(parse_merges(content))])}
     return all(
@@ -165,7 +165,7 @@ def can_merge_all(content: TokenizerJson) -> bool:
 
 
 def read_sentencepiece_file(path: Path, size: int) -> VocabularyBuilder:
-    """Read SentencePiece from its own file, tokenizer.model."""
+    """Read a SentencePiece vocabulary from tokenizer.model. Raises ModelError."""
     try:
         model = read_sentencepiece(read_bytes(path) or b"")
     except ValueError as error:
@@ -182,7 +182,7 @@ def read_sentencepiece_file(path: Path, size: int) -> VocabularyBuilder:
 
 
 def read_scored_merges(path: Path, content: TokenizerJson, size: int) -> VocabularyBuilder:
-    """Read SentencePiece from tokenizer.json's merges: earlier merges get higher scores."""
+    """Read a SentencePiece vocabulary from tokenizer.json, with scores that decrease in the order of the merges."""
     refuse_normalizer(path, content, {"Prepend", "Replace"})
     refuse_splits(path, content)
     vocabulary, unknown = content["model"]["vocab"], content["model"].get("unk_token")
@@ -197,7 +197,7 @@ def read_scored_merges(path: Path, content: TokenizerJson, size: int) -> Vocabul
 
 
 def read_listed_merges(path: Path, content: TokenizerJson, size: int) -> VocabularyBuilder:
-    """Read Gemma 4's listed merges. Raises ModelError."""
+    """Read the vocabulary of Gemma 4, which keeps its list of merges. Raises ModelError."""
     refuse_normalizer(path, content, {"Replace"})
     refuse_splits(path, content)
     tokens = VocabularyBuilder(
@@ -209,7 +209,7 @@ def read_listed_merges(path: Path, content: TokenizerJson, size: int) -> Vocabul
 
 
 def make_markers_visible(tokens: VocabularyBuilder) -> None:
-    """Make the control tokens visible that are needed to parse answers, as user-defined ones."""
+    """Change the control tokens that are needed to parse answers to user-defined ones, which are printed."""
     for token, piece in enumerate(tokens.pieces):
         if piece in VISIBLE_MARKERS:
             tokens.types[token] = USER_DEFINED
@@ -221,15 +221,15 @@ def refuse_splits(path: Path, content: TokenizerJson) -> None:
     The GGUF tokenizers "llama" and "gemma4" merge across the whole text.
     """
     for part in list_pretokenizers(content.get("pre_tokenizer")):
-        if not never_splits(part, content):
+        if not is_splitless(part, content):
             kind = printable(str(part.get("type")))
-            raise ModelError(f"{path}: pre-tokenizer {kind} with byte_fallback is not supported")
+            raise ModelError(f"{path}: the pre-tokenizer must not split texts if BPE has byte_fallback (found {kind})")
 
 
-def never_splits(part: TokenizerStep, content: TokenizerJson) -> bool:
-    """Return whether a step never splits a text.
+def is_splitless(part: TokenizerStep, content: TokenizerJson) -> bool:
+    """Return whether a step leaves every text whole.
 
-    Gemma's, for example, splits at spaces, but an earlier step has replaced them.
+    Gemma's step, for example, splits at spaces, but an earlier step has replaced them all.
     """
     if part.get("type") == "Split" and part.get("pattern") == {"String": " "}:
         return any(step.get("type") == "Replace" for step in list_normalizers(content.get("normalizer")))
@@ -239,8 +239,8 @@ def never_splits(part: TokenizerStep, content: TokenizerJson) -> bool:
 def score_merges(path: Path, plain: set[str], pairs: list[tuple[str, str]]) -> dict[str, float]:
     """Score every token that a merge produces: 0, -1, -2, ... in the order of the merges.
 
-    SentencePiece merges any two tokens whose concatenation is a token, the one with the highest score first. Merges
-    that do not come from such a model are refused, because scores would split texts differently.
+    SentencePiece merges any two neighbours whose concatenation is a token, the one with the highest score first. Raises
+    ModelError for merges that no such model has, because scores would split texts differently.
     """
     scores: dict[str, float] = {}
     for rank, group in enumerate(group_merges(pairs)):
@@ -260,7 +260,7 @@ def score_merges(path: Path, plain: set[str], pairs: list[tuple[str, str]]) -> d
 
 
 def group_merges(pairs: list[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    """Group consecutive merges that produce one token, or several interleaved ones with the same score."""
+    """Group consecutive merges that produce the same token, or several interleaved tokens of one score."""
     last = {left + right: position for position, (left, right) in enumerate(pairs)}
     group: list[tuple[str, str]] = []
     end = -1
@@ -273,29 +273,32 @@ def group_merges(pairs: list[tuple[str, str]]) -> Iterator[list[tuple[str, str]]
 
 
 def parse_merges(content: TokenizerJson) -> list[tuple[str, str]]:
-    """Return the merges of a tokenizer.json, which are written as "left right" or as two strings."""
+    """Return the merges of a tokenizer.json, each stored as "left right" or as two strings."""
     pairs = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in content["model"]["merges"]]
     return [(left, right) for left, right in pairs]
 
 
 def refuse_normalizer(path: Path, content: TokenizerJson, allowed: set[str]) -> None:
-    """Raise ModelError for a normalizer that GGUF cannot express."""
+    """Raise ModelError for a normalizer step that GGUF cannot express."""
     for step in list_normalizers(content.get("normalizer")):
         kind = step.get("type")
         spaces = kind != "Replace" or (step.get("pattern"), step.get("content")) == ({"String": " "}, "▁")
         if kind not in allowed or not spaces or step.get("prepend", "▁") != "▁":
-            raise ModelError(f"{path}: normalizer {printable(str(kind))} is not supported")
+            accepted = ", ".join(sorted(allowed))
+            raise ModelError(
+                f"{path}: normalizer {printable(str(kind))} is not supported (accepted for spaces: {accepted})"
+            )
 
 
 def has_space_prefix(content: TokenizerJson) -> bool:
-    """Return whether a SentencePiece tokenizer.json adds a space before texts."""
+    """Return whether a SentencePiece tokenizer.json adds a space before a text."""
     metaspaces = [part for part in list_pretokenizers(content.get("pre_tokenizer")) if part.get("type") == "Metaspace"]
     is_prepended = any(part.get("prepend_scheme", "always") in ("always", "first") for part in metaspaces)
     return is_prepended or any(step["type"] == "Prepend" for step in list_normalizers(content.get("normalizer")))
 
 
 def add_slow_tokens(folder: Path, tokens: VocabularyBuilder) -> None:
-    """Add the added tokens of a checkpoint without tokenizer.json, from two other files."""
+    """Add the tokens in added_tokens.json and tokenizer_config.json, for checkpoints without tokenizer.json."""
     path = folder / "added_tokens.json"
     with report_as_model_error(path):
         for text, token in (read_json(path) or {}).items():
@@ -307,17 +310,14 @@ def add_slow_tokens(folder: Path, tokens: VocabularyBuilder) -> None:
 
 
 def read_wordpiece(path: Path, content: TokenizerJson, size: int) -> VocabularyBuilder:
-    """Read WordPiece: tokens at the begin of words get the prefix "▁", others lose their "##".
-
-    Raises ModelError.
-    """
+    """Read WordPiece: tokens that begin a word get the prefix "▁", others lose their "##". Raises ModelError."""
     model, (normalizer,) = content["model"], list_normalizers(content.get("normalizer")) or [TokenizerStep()]
     pretokenizers = [part["type"] for part in list_pretokenizers(content.get("pre_tokenizer"))]
     if normalizer.get("type") != "BertNormalizer" or pretokenizers != ["BertPreTokenizer"]:
         raise ModelError(f"{path}: WordPiece must have BERT's normalizer and pre-tokenizer")
     for name, usual in (("continuing_subword_prefix", "##"), ("max_input_chars_per_word", MAX_WORD)):
         if (value := model.get(name, usual)) != usual:
-            raise ModelError(f"{path}: {name} {printable(str(value))} is not supported")
+            raise ModelError(f"{path}: {name} must be {usual} (found {printable(str(value))})")
     if not (normalizer.get("clean_text", True) and normalizer.get("handle_chinese_chars", True)):
         raise ModelError(f"{path}: clean_text and handle_chinese_chars of the normalizer must be true")
     lowers, strips = normalizer.get("lowercase", True), normalizer.get("strip_accents")
@@ -335,7 +335,7 @@ def read_wordpiece(path: Path, content: TokenizerJson, size: int) -> VocabularyB
 
 
 def read_unigram(path: Path, content: TokenizerJson, size: int) -> VocabularyBuilder:
-    """Read a unigram model: strings, scores and the character map for normalization. Raises ModelError."""
+    """Read a unigram model: tokens, scores and the normalizer's character map. Raises ModelError."""
     model, charsmap, merges_spaces = content["model"], b"", False
     vocabulary = cast("list[tuple[str, float]]", model["vocab"])  # of type Unigram, which read_tokens has checked
     for step in list_normalizers(content.get("normalizer")):
@@ -344,7 +344,10 @@ def read_unigram(path: Path, content: TokenizerJson, size: int) -> VocabularyBui
         elif step["type"] == "Replace" and step["pattern"] == {"Regex": " {2,}"}:
             merges_spaces = True
         else:
-            raise ModelError(f"{path}: normalizer {printable(str(step['type']))} is not supported")
+            shown = printable(str(step), 80)
+            raise ModelError(
+                f"{path}: the normalizer must be Precompiled, or Replace of repeated spaces (found {shown})"
+            )
     kinds = {part["type"]: part for part in list_pretokenizers(content.get("pre_tokenizer"))}
     if not kinds.keys() <= {"WhitespaceSplit", "Metaspace"} or "Metaspace" not in kinds:
         raise ModelError(f"{path}: the pre-tokenizer of a unigram model must be Metaspace")

@@ -1,4 +1,4 @@
-"""Translate a checkpoint's tokenizer files to the tokenizer.* metadata of a GGUF file."""
+"""Translate a checkpoint's tokenizer files to the tokenizer.* keys of a GGUF file."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +25,7 @@ ENCODER_SPECIAL = SPECIAL | {"sep": "seperator", "cls": "cls", "mask": "mask"}  
 
 @frozen
 class VocabularySettings:
-    """The settings in the files next to the vocabulary."""
+    """The JSON files of a checkpoint that say how its vocabulary is used."""
 
     folder: Path
     tokenizer: TokenizerJson | None
@@ -41,7 +41,7 @@ class VocabularySettings:
         return cls(folder, cast("TokenizerJson | None", read_json(folder / "tokenizer.json")), *contents)
 
     def get_token(self, name: str) -> str | None:
-        """Return the string of a special token: bos, eos, unk or pad."""
+        """Return the string of a special token (bos, eos, unk, pad), or None."""
         for content in (self.config, self.texts):
             token = content.get(f"{name}_token")
             token = token.get("content") if isinstance(token, dict) else token
@@ -50,7 +50,7 @@ class VocabularySettings:
         return None
 
     def get_ids(self, name: str) -> list[int]:
-        """Return the ids of a special token; eos may have several."""
+        """Return the ids of a special token in config.json and generation_config.json; eos may have several."""
         tokens: dict[int, None] = {}
         for content in (self.model, self.generation):
             value = content.get(f"{name}_token_id")
@@ -58,7 +58,10 @@ class VocabularySettings:
         return list(tokens)
 
     def read_template(self) -> dict[str, str | None] | None:
-        """Return the tokens that tokenizer.json adds before (bos) and after (eos) a text; None if unspecified."""
+        """Return the tokens that tokenizer.json adds before (bos) and after (eos) a text.
+
+        None if it has no template for them.
+        """
         processor = (self.tokenizer or TokenizerJson()).get("post_processor") or PostProcessor()
         for step in processor.get("processors", [processor]):
             if step.get("type") == "TemplateProcessing":
@@ -72,22 +75,22 @@ class VocabularySettings:
 def build_vocabulary_metadata(folder: Path, size: int, model: str = "") -> tuple[dict[str, object], list[str]]:
     """Build the tokenizer.* keys for a vocabulary of `size` tokens, and warnings. Raises ModelError.
 
-    model: tokenizer.ggml.model of SentencePiece vocabularies, if it is not "llama". The keys are parsed as those of a
-    GGUF file, so that no file is written that localllm would refuse.
+    model: tokenizer.ggml.model of SentencePiece vocabularies, if it is not "llama". The keys are parsed like those of a
+    GGUF file, so that localllm can read what it writes.
     """
     settings = VocabularySettings.read(folder)
     tokens = read_tokens(folder, settings.tokenizer, size, model == "gemma4")
     metadata = build_token_lists(tokens)
     with report_as_model_error(folder / "tokenizer.json"):
         ids = find_special_ids(tokens, settings)
-        metadata |= {**ids, **decide_flags(tokens, settings, ids)}
+        metadata |= {**ids, **build_tokenizer_flags(tokens, settings, ids)}
     metadata |= read_chat_templates(settings)
     try:
         metadata |= find_extra_end_tokens(metadata, settings)
     except ModelError as error:
         raise ModelError(f"{folder}: {error}") from None
-    metadata |= build_own_keys(tokens, settings)
-    warnings = [*tokens.warnings, *warn_of_wrong_types(settings), *warn_of_unknown_ends(tokens, settings)]
+    metadata |= build_localllm_keys(tokens, settings)
+    warnings = [*tokens.warnings, *warn_wrong_types(settings), *warn_unknown_ends(tokens, settings)]
     warnings += warn_unused("tokenizer_config.json", settings.config, (), TOKENIZER_KEYS)
     if tokens.left_out:
         number, first = len(tokens.left_out), min(tokens.left_out)
@@ -98,8 +101,8 @@ def build_vocabulary_metadata(folder: Path, size: int, model: str = "") -> tuple
     return metadata, warnings
 
 
-def warn_of_wrong_types(settings: VocabularySettings) -> list[str]:
-    """Warn of values of a wrong type, which are ignored."""
+def warn_wrong_types(settings: VocabularySettings) -> list[str]:
+    """Return a warning for each value of a wrong type, which is ignored."""
     named = {"config.json": settings.model, "generation_config.json": settings.generation}
     odd = [
         f"{file}: {name}_token_id is not a number"
@@ -120,14 +123,16 @@ def warn_of_wrong_types(settings: VocabularySettings) -> list[str]:
     return [f"{problem}: ignored" for problem in odd]
 
 
-def warn_of_unknown_ends(tokens: VocabularyBuilder, settings: VocabularySettings) -> list[str]:
-    """Warn of end-of-text ids without a token."""
+def warn_unknown_ends(tokens: VocabularyBuilder, settings: VocabularySettings) -> list[str]:
+    """Return a warning if eos_token_id names ids without a token."""
     ids = [
         token
         for token in settings.get_ids("eos")
         if token < 0 or (token >= tokens.size and token not in tokens.left_out)
     ]
-    return [f"eos_token_id {', '.join(map(str, ids))}: there is no such token: ignored"] if ids else []
+    return (
+        [f"eos_token_id {', '.join(map(str, ids))}: ignored, because the vocabulary has no such token"] if ids else []
+    )
 
 
 def to_list(value: object) -> list[object]:
@@ -135,7 +140,7 @@ def to_list(value: object) -> list[object]:
 
 
 def build_token_lists(tokens: VocabularyBuilder) -> dict[str, object]:
-    """Build the keys of the vocabulary itself."""
+    """Build the keys that hold the tokens: strings, types, scores, merges."""
     metadata: dict[str, object] = {
         f"{PREFIX}model": tokens.model,
         f"{PREFIX}pre": tokens.pre,
@@ -150,7 +155,7 @@ def build_token_lists(tokens: VocabularyBuilder) -> dict[str, object]:
 
 
 def find_special_ids(tokens: VocabularyBuilder, settings: VocabularySettings) -> dict[str, int]:
-    """Find the ids of special tokens: by their strings, else by their ids, else by the post-processor."""
+    """Find the id of each special token: by its string, else in config.json, else in the post-processor."""
     ids = {piece: token for token, piece in reversed(list(enumerate(tokens.pieces)))}
     template = settings.read_template() or {}
     metadata: dict[str, int] = {}
@@ -162,8 +167,10 @@ def find_special_ids(tokens: VocabularyBuilder, settings: VocabularySettings) ->
     return metadata
 
 
-def decide_flags(tokens: VocabularyBuilder, settings: VocabularySettings, ids: Mapping[str, int]) -> dict[str, bool]:
-    """Decide which tokens and spaces are added around texts."""
+def build_tokenizer_flags(
+    tokens: VocabularyBuilder, settings: VocabularySettings, ids: Mapping[str, int]
+) -> dict[str, bool]:
+    """Decide which special tokens and spaces readers add before and after texts."""
     metadata: dict[str, bool] = {}
     if tokens.model == "bert":  # its readers always add tokens around texts
         return metadata
@@ -182,11 +189,10 @@ def decide_flags(tokens: VocabularyBuilder, settings: VocabularySettings, ids: M
 
 
 def find_extra_end_tokens(metadata: Mapping[str, object], settings: VocabularySettings) -> dict[str, object]:
-    """Find further tokens that end an answer, by generation_config.json.
+    """Find the tokens of generation_config.json that end an answer besides EOS and those known by their strings.
 
-    They are those besides EOS and those recognized by their strings. GGUF has keys for two of them; if there are more,
-    all are also listed in Ollama's key, which llama.cpp does not read. Raises ModelError if the vocabulary is invalid
-    or irregular.
+    GGUF has keys for two of them. If there are more, all are also listed in Ollama's key, which llama.cpp does not
+    read. Raises ModelError if the vocabulary is invalid or irregular.
     """
     vocabulary = read_vocabulary(metadata, oddities := Irregularities())
     if lines := oddities.format_lines():
@@ -206,8 +212,8 @@ def list_dropped_end_tokens(tokens: VocabularyBuilder, settings: VocabularySetti
     return [*dict.fromkeys([*texts, *([named] if named in tokens.left_out.values() and named else [])])]
 
 
-def build_own_keys(tokens: VocabularyBuilder, settings: VocabularySettings) -> dict[str, object]:
-    """Build localllm's own keys: stop strings that are not tokens, and NFC if `pre` does not imply it."""
+def build_localllm_keys(tokens: VocabularyBuilder, settings: VocabularySettings) -> dict[str, object]:
+    """Build localllm's own keys: stop strings that are not tokens, and NFC where `pre` does not imply it."""
     texts = list_dropped_end_tokens(tokens, settings)
     metadata: dict[str, object] = {END_TEXTS_KEY: texts} if texts else {}
     if tokens.model == "gpt2" and tokens.composes != usually_uses_nfc(
@@ -218,10 +224,7 @@ def build_own_keys(tokens: VocabularyBuilder, settings: VocabularySettings) -> d
 
 
 def read_chat_templates(settings: VocabularySettings) -> dict[str, object]:
-    """Read the chat template and any named ones.
-
-    A separate file takes precedence over tokenizer_config.json.
-    """
+    """Read the chat template and named ones; a separate file takes precedence over tokenizer_config.json."""
     templates: dict[str, str] = {}
     content = settings.config.get("chat_template")
     if content is None:

@@ -1,4 +1,4 @@
-"""Read adapters from GGUF files as llama.cpp writes them: low-rank matrices (LoRA) and control vectors.
+"""Read LoRA adapters and control vectors from GGUF files as llama.cpp writes them.
 
 A LoRA file has general.type "adapter", adapter.type "lora", adapter.lora.alpha, and for each matrix NAME.lora_a and
 NAME.lora_b. An activated one also has adapter.alora.invocation_tokens. A control vector's file has general.architecture
@@ -14,7 +14,7 @@ from pathlib import PurePath
 import numpy as np
 
 from localllm.arch.hyperparameters import Hyperparameters
-from localllm.engine.adapters import Adapter, LowRank
+from localllm.engine.adapters import Adapter, LowRankMatrices
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile, Tensor
 from localllm.files.gguf.header import printable
@@ -28,7 +28,7 @@ SUFFIXES = (".lora_a", ".lora_b")
 
 
 def read_adapter(path: str | os.PathLike[str]) -> Adapter:
-    """Read a LoRA file. Raises ModelError, which names the file and the tensor."""
+    """Read a LoRA file. Raises ModelError that names the file and the tensor."""
     with GGUFFile.open(path, NEEDED) as file:
         adapter = parse_adapter(file)
         require_finite(adapter.path, adapter.low_ranks)
@@ -36,7 +36,7 @@ def read_adapter(path: str | os.PathLike[str]) -> Adapter:
 
 
 def parse_adapter(file: GGUFFile) -> Adapter:
-    """Return the adapter in a file, without its digest. Raises ModelError."""
+    """Return the adapter in an open file, without its digest. Raises ModelError."""
     require_kind(file)
     alpha = file.metadata.get(ALPHA, 0.0)
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not np.isfinite(alpha):
@@ -49,7 +49,7 @@ def parse_adapter(file: GGUFFile) -> Adapter:
 
 
 def require_kind(file: GGUFFile) -> None:
-    """Raise ModelError for a file that is no LoRA adapter."""
+    """Raise ModelError unless a file is a LoRA adapter."""
     kind, type = get_kind(file.metadata), file.metadata.get("adapter.type")
     if kind != ADAPTER:
         what = "a control vector: use --control-vector" if kind == CONTROL_VECTOR else "no adapter"
@@ -58,9 +58,9 @@ def require_kind(file: GGUFFile) -> None:
         raise ModelError(f"{file.path}: adapter.type must be lora (found {printable(repr(type))})")
 
 
-def pair_matrices(path: str, tensors: Mapping[str, Tensor], alpha: float) -> dict[str, LowRank]:
-    """Return the pairs of matrices by the name of the model's tensor. Raises ModelError."""
-    low_ranks = dict[str, LowRank]()
+def pair_matrices(path: str, tensors: Mapping[str, Tensor], alpha: float) -> dict[str, LowRankMatrices]:
+    """Pair the matrices A and B by the name of the model's tensor. Raises ModelError if one is missing."""
+    low_ranks = dict[str, LowRankMatrices]()
     for name in tensors:
         base = name.removesuffix(".lora_a").removesuffix(".lora_b")
         if base == name:
@@ -72,13 +72,13 @@ def pair_matrices(path: str, tensors: Mapping[str, Tensor], alpha: float) -> dic
         if not 2 <= len(b.shape) == len(a.shape) <= 3 or not b.shape[-1]:
             shapes = f"{list(a.shape)} and {list(b.shape)}"
             raise ModelError(f"{path}: the matrices for {printable(base)} must be pairs (found the shapes {shapes})")
-        low_ranks[base] = LowRank(a, b, alpha / b.shape[-1] if alpha else 1.0)
+        low_ranks[base] = LowRankMatrices(a, b, alpha / b.shape[-1] if alpha else 1.0)
     if not low_ranks:
-        raise ModelError(f"{path}: has no matrices")
+        raise ModelError(f"{path}: the file must have at least one pair of matrices")
     return low_ranks
 
 
-def require_finite(path: str, low_ranks: Mapping[str, LowRank]) -> None:
+def require_finite(path: str, low_ranks: Mapping[str, LowRankMatrices]) -> None:
     """Raise ModelError if an element of a matrix is infinite or NaN."""
     for each in low_ranks.values():
         for tensor in (each.a, each.b):
@@ -86,8 +86,8 @@ def require_finite(path: str, low_ranks: Mapping[str, LowRank]) -> None:
                 raise ModelError(f"{path}: tensor {printable(tensor.name)} has elements that are not finite")
 
 
-def compute_digest(low_ranks: Mapping[str, LowRank]) -> str:
-    """Return a hash of all matrices, their names and factors."""
+def compute_digest(low_ranks: Mapping[str, LowRankMatrices]) -> str:
+    """Hash all matrices with their names and factors."""
     key = hashlib.blake2b(digest_size=16)
     for name, each in sorted(low_ranks.items()):
         key.update(f"{name} {each.a.format.name} {each.b.format.name} {each.a.shape} {each.factor} ".encode())
@@ -99,9 +99,9 @@ def compute_digest(low_ranks: Mapping[str, LowRank]) -> str:
 
 
 def read_control_vector(path: str | os.PathLike[str], width: int, layers: int) -> dict[int, np.ndarray]:
-    """Read a control vector: float32 [width] by layer, added to the output of the layer with that index.
+    """Read a control vector: float32 [width] by the layer to whose output it is added.
 
-    Raises ModelError if it is for another model.
+    Raises ModelError if the file is invalid or for another model.
     """
     with GGUFFile.open(path, NEEDED) as file:
         directions = parse_control_vector(file)
@@ -115,9 +115,9 @@ def read_control_vector(path: str | os.PathLike[str], width: int, layers: int) -
 
 
 def parse_control_vector(file: GGUFFile) -> dict[int, np.ndarray]:
-    """Return the vectors in a file, float32 [width] by layer. Raises ModelError."""
+    """Return the vectors in an open file, float32 [width] by layer. Raises ModelError."""
     if get_kind(file.metadata) != CONTROL_VECTOR:
-        raise ModelError(f"{file.path}: this is no control vector (general.architecture must be controlvector)")
+        raise ModelError(f"{file.path}: the file must be a control vector: general.architecture must be controlvector")
     directions = dict[int, np.ndarray]()
     for name, tensor in file.tensors.items():
         prefix, _, number = name.partition(".")
@@ -128,20 +128,21 @@ def parse_control_vector(file: GGUFFile) -> dict[int, np.ndarray]:
             raise ModelError(f"{file.path}: tensor {printable(name)} must be a vector of F32 (found {found})")
         directions[int(number)] = np.array(tensor.data.reshape(-1).view(np.float32))
     if not directions:
-        raise ModelError(f"{file.path}: has no vectors direction.N")
+        raise ModelError(f"{file.path}: the file must have at least one vector direction.N")
     return directions
 
 
 def sum_control_vectors(
     files: Sequence[tuple[str, float]], layers: tuple[int, int] | None, h: Hyperparameters
 ) -> dict[int, np.ndarray]:
-    """Return the sum of scaled control vectors, float32 [width] by layer; layers: the first and the last one.
+    """Return the sum of scaled control vectors, float32 [width] by layer.
 
-    Raises ModelError, and UsageError for layers that the model does not have.
+    layers: the first and the last layer to keep; None for all. Raises ModelError, and UsageError for layers that the
+    model does not have.
     """
     first, last = layers or (1, h.layers - 1)
     if not 1 <= first <= last:
-        raise UsageError(f"the layers of control vectors must be from 1 to {h.layers - 1}, not {first} to {last}")
+        raise UsageError(f"the layers of control vectors must be from 1 to {h.layers - 1} (found {first} to {last})")
     total = dict[int, np.ndarray]()
     for path, scale in files:
         for layer, vector in read_control_vector(path, h.width, h.layers).items():

@@ -1,8 +1,8 @@
-"""Low-rank adapters (LoRA: Hu et al. 2021, arXiv 2106.09685), added to a model when it is traced.
+"""Add low-rank adapters (LoRA: Hu et al. 2021, arXiv 2106.09685) to a model when it is traced.
 
 An adapter has two small matrices, A [rank, columns] and B [rows, rank], for some of the model's matrices: the product x
-W^T becomes x W^T + scale * (x A^T) B^T. The scale is a number of each token, so that sequences with different adapters
-share a run, and another scale needs no reloading. A family does not know of adapters: its verbs pass through an
+W^T becomes x W^T + scale * (x A^T) B^T. Each token has its own scale, so that sequences with different adapters share a
+run, and another scale needs no reloading. Families need no code for adapters: their verbs pass through an
 AdaptedBuilder.
 """
 
@@ -27,7 +27,7 @@ PLAIN = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}  # formats of 
 
 
 class ShapedTensor(Protocol):
-    """A tensor of a model, whose shape an adapter must fit."""
+    """A tensor of a model, of which only the shape matters."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -35,9 +35,9 @@ class ShapedTensor(Protocol):
 
 @frozen
 class Magnitude:
-    """The lengths that the rows of a merged matrix get (DoRA: Liu et al. 2024, arXiv 2402.09353), or its columns.
+    """The lengths of the rows or columns of a merged matrix (DoRA: Liu et al. 2024, arXiv 2402.09353).
 
-    values: float32 [..., rows] or [..., columns]; NaN leaves a row as it is.
+    values: float32 [..., rows] or [..., columns]; NaN leaves a row unchanged.
     """
 
     values: np.ndarray
@@ -45,11 +45,11 @@ class Magnitude:
 
 
 @frozen
-class LowRank:
-    """An adapter's two matrices for one of the model's.
+class LowRankMatrices:
+    """An adapter's two matrices for one matrix of the model.
 
-    a is [rank, columns] and b [rows, rank], for experts and heads both with a dimension more; for the embedding a is
-    [vocab, rank]. The product is multiplied by `factor`, alpha / rank. Those with a magnitude can only be merged.
+    a is [rank, columns] and b [rows, rank], with one more dimension for experts and heads; for the embedding a is
+    [vocab, rank]. Their product is multiplied by `factor`, alpha / rank. With a magnitude, they can only be merged.
     """
 
     a: Tensor
@@ -62,7 +62,7 @@ class LowRank:
         return self.b.shape[-1]
 
     def list_stored(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Return the format and shape of both matrices as they are computed with: the second one is transposed."""
+        """Return the formats and shapes in which both matrices are kept in memory: the second one transposed."""
         second = self.b.format.name, self.b.shape
         if len(self.b.shape) == 2:
             rows = -(-self.b.shape[0] // 16) * 16  # as transpose_rows pads them
@@ -71,7 +71,7 @@ class LowRank:
 
     @property
     def nbytes(self) -> int:
-        """The memory of both matrices, in bytes."""
+        """The memory of both matrices in bytes."""
         return sum(prod(shape[:-1]) * BY_NAME[name].row_bytes(shape[-1]) for name, shape in self.list_stored())
 
 
@@ -80,7 +80,7 @@ class Adapter:
     """A low-rank adapter.
 
     Attributes:
-        path: its file or folder.  name: what requests call it.
+        path: its file or folder.  name: by which requests select it.
         low_ranks: its matrices, by the name of the model's tensor.  arch: the architecture that it is for.
         invocation: token ids that activate it (activated LoRA: Greenewald et al. 2025, arXiv 2504.12397); empty: it is
             active from the first token on.
@@ -89,7 +89,7 @@ class Adapter:
 
     path: str
     name: str
-    low_ranks: Mapping[str, LowRank]
+    low_ranks: Mapping[str, LowRankMatrices]
     arch: str = ""
     invocation: tuple[int, ...] = ()
     digest: str = ""
@@ -102,11 +102,11 @@ class Adapter:
 
     @property
     def nbytes(self) -> int:
-        """The memory of its matrices, in bytes."""
+        """The memory of its matrices in bytes."""
         return sum(each.nbytes for each in self.low_ranks.values())
 
     def require_fit(self, tensors: Mapping[str, ShapedTensor], arch: str) -> None:
-        """Raise ModelError if the adapter is for another model than one with these tensors."""
+        """Raise ModelError unless the adapter fits a model with these tensors."""
         if self.arch and self.arch != arch:
             raise ModelError(f"{self.path}: the adapter is for {printable(self.arch)}, the model is {arch}")
         for name, low_rank in self.low_ranks.items():
@@ -122,7 +122,7 @@ class Adapter:
 
 
 def refuse_dora(adapter: Adapter) -> None:
-    """Raise UnsupportedError for an adapter with magnitudes, which matrices of low rank alone do not replace."""
+    """Raise UnsupportedError for a DoRA adapter, whose magnitudes only merging can apply."""
     if any(each.magnitude for each in adapter.low_ranks.values()):
         raise UnsupportedError(
             f"{adapter.path}: is a DoRA adapter: merge it with `localllm quantize BASE OUT --lora {adapter.path}`"
@@ -130,17 +130,20 @@ def refuse_dora(adapter: Adapter) -> None:
 
 
 class AdaptedBuilder:
-    """A builder (localllm.arch.verbs) that adds adapters' products to those of the model's matrices.
+    """A builder (localllm.arch.verbs) that adds the products of adapters to those of the model's matrices.
 
     Attributes:
-        applied: the index of each adapter and the name of each tensor whose product was changed.
-        steered: the layers whose output was changed by a control vector.
+        applied: adapter index and tensor name of each product that was changed.
+        steered: layers whose output was changed by a control vector.
     """
 
     def __init__(
         self, builder: Any, adapters: Sequence[Adapter], control: Mapping[int, np.ndarray] = {},
     ):  # fmt: skip
-        """Wrap a builder; control: vectors that are added to the output of layers, float32 [width] by layer."""
+        """Wrap a builder.
+
+        control: vectors that are added to the output of layers, float32 [width] by layer.
+        """
         self._builder, self._adapters, self._control = builder, adapters, control
         self.applied, self.steered = set[tuple[int, str]](), set[int]()
         self._projected = dict[tuple[int, int, str], tuple[Activation, Activation]]()
@@ -149,7 +152,7 @@ class AdaptedBuilder:
         return getattr(self._builder, verb)
 
     def linear(self, x: Activation, weight: Weight) -> Activation:
-        """Compute the product with a matrix, and add those of its adapters."""
+        """Record the product with a matrix, plus those of its adapters."""
         low_ranks = [(n, each) for n, each in self._find_low_ranks(weight) if each.a.shape[1:] == weight.shape[1:]]
         narrow = [self._project(x, number, each, weight.name) for number, each in low_ranks]
         y = self._builder.linear(x, weight)
@@ -159,22 +162,22 @@ class AdaptedBuilder:
             self.applied.add((number, weight.name))
         return y
 
-    def _project(self, x: Activation, number: int, low_rank: LowRank, name: str) -> Activation:
-        """Compute x A^T, once for all parts of a fused matrix."""
+    def _project(self, x: Activation, number: int, low_rank: LowRankMatrices, name: str) -> Activation:
+        """Record x A^T, only once if several slices of a fused matrix need it."""
         key = id(x), number, name
         if key not in self._projected:
             self._projected[key] = x, self._builder.linear(x, rename_matrix(low_rank.a, number))
         return self._projected[key][1]
 
     def tap_layer_input(self, x: Activation, layer: int) -> Activation:
-        """Add the control vector of the layer before, and export the input as the builder does."""
+        """Add the control vector of the previous layer, then tap the input as the builder does."""
         if (vector := self._control.get(layer - 1)) is not None:
             x = self._builder.add_vector(x, vector)
             self.steered.add(layer - 1)
         return self._builder.tap_layer_input(x, layer)
 
     def embed(self, weight: Weight, ids: Numbers) -> Activation:
-        """Look up the embeddings of tokens, and add those of adapters."""
+        """Record the embedding of tokens, plus those of adapters."""
         x = self._builder.embed(weight, ids)
         for number, each in self._find_low_ranks(weight):
             if each.a.shape[0] == weight.shape[0] and each.b.shape[0] == weight.shape[1]:
@@ -185,7 +188,7 @@ class AdaptedBuilder:
         return x
 
     def expert_linear(self, x: Activation, weight: Weight, choice: Choice) -> Activation:
-        """Compute the product of each row with its expert's matrix, and add those of adapters."""
+        """Record the product of each row with its expert's matrix, plus those of adapters."""
         y = self._builder.expert_linear(x, weight, choice)
         for number, each in self._find_stacks(weight):
             h = self._builder.expert_linear(x, rename_matrix(each.a, number), choice)
@@ -196,7 +199,7 @@ class AdaptedBuilder:
         return y
 
     def head_linear(self, x: Activation, weight: Weight) -> Activation:
-        """Compute the product of each head's columns with its matrix, and add those of adapters."""
+        """Record the product of each head's columns with its matrix, plus those of adapters."""
         y = self._builder.head_linear(x, weight)
         for number, each in self._find_stacks(weight):
             h = self._builder.head_linear(x, rename_matrix(each.a, number))
@@ -205,18 +208,18 @@ class AdaptedBuilder:
             self.applied.add((number, weight.name))
         return y
 
-    def _find_stacks(self, weight: Weight) -> list[tuple[int, LowRank]]:
-        """Return the adapters of a stack of matrices that is one in the file, too."""
+    def _find_stacks(self, weight: Weight) -> list[tuple[int, LowRankMatrices]]:
+        """Return the adapters of a stack of matrices that the file also stores as one stack."""
         low_ranks = self._find_low_ranks(weight)
         return [(n, each) for n, each in low_ranks if (*weight.shape[:1], weight.shape[2]) == each.a.shape[::2]]
 
-    def _find_low_ranks(self, weight: Weight) -> list[tuple[int, LowRank]]:
+    def _find_low_ranks(self, weight: Weight) -> list[tuple[int, LowRankMatrices]]:
         found = enumerate(adapter.low_ranks.get(weight.name) for adapter in self._adapters)
         return [(number, low_rank) for number, low_rank in found if low_rank]
 
 
 def require_opened(lora: Sequence[tuple[Adapter | str, float]]) -> tuple[Adapter, ...]:
-    """Return the adapters of EngineOptions. Raises UsageError for a path, which `open_with_options` opens."""
+    """Return the adapters of EngineOptions. Raises UsageError for a path, which only `open_with_options` opens."""
     adapters = tuple(each for each, _ in lora if isinstance(each, Adapter))
     if len(adapters) < len(lora):
         raise UsageError("an Engine takes opened adapters, not paths: open the model with localllm.open")
@@ -224,14 +227,14 @@ def require_opened(lora: Sequence[tuple[Adapter | str, float]]) -> tuple[Adapter
 
 
 def rename_matrix(tensor: Tensor, number: int) -> Weight:
-    """Return a matrix of an adapter under a name that no other adapter's has."""
+    """Return an adapter's matrix under a name that is unique among all adapters."""
     return Weight(replace(tensor, name=f"adapter {number}: {tensor.name}"))
 
 
 def transpose_rows(b: Tensor, first: int, count: int, number: int) -> Weight:
     """Return `count` rows of B from `first` on, transposed: [rank, count], F32 unless B has 16-bit elements.
 
-    Its rows are padded with zeros to a multiple of 16 elements, since kernels read whole vectors.
+    Rows are padded with zeros to a multiple of 16 elements, because kernels read whole vectors.
     """
     from localllm.kernels.reference import dequantize  # seldom needed
 
@@ -250,17 +253,17 @@ def slice_expert_rows(weight: Weight, first: int, count: int) -> Weight:
     return weight if count == rows else weight.split(first, count, rows - first - count)[1]
 
 
-def adapt(
+def add_adapters_to_forward(
     forward: Callable[..., Activation], adapters: Sequence[Adapter], control: Mapping[int, np.ndarray],
     tensors: Mapping[str, Tensor], arch: str,
 ) -> Callable[..., Activation]:  # fmt: skip
-    """Return a family's forward function with adapters added, and a control vector to the output of layers.
+    """Return a family's forward function with adapters, and control vectors on the outputs of layers.
 
-    Raises ModelError if an adapter does not fit the model; the function raises UnsupportedError if it changes a tensor
-    that this architecture does not multiply by, or a layer's output that it does not export.
+    Raises ModelError if an adapter does not fit the model. The returned function raises UnsupportedError if an adapter
+    is for a tensor that no product uses, or a control vector for a layer whose output is not exported.
     """
     if len(adapters) > MAX_ADAPTERS:
-        raise UnsupportedError(f"{len(adapters)} adapters exceed the limit of {MAX_ADAPTERS}")
+        raise UnsupportedError(f"a model can have at most {MAX_ADAPTERS} adapters (found {len(adapters)})")
     for adapter in adapters:
         refuse_dora(adapter)
         adapter.require_fit(tensors, arch)

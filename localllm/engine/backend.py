@@ -1,4 +1,4 @@
-"""The Backend protocol; select the backend of a traced model by the options, and build it."""
+"""Define the Backend protocol; select and build the backend of a traced model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Sequence as Ids
@@ -41,55 +41,58 @@ class Backend(Protocol):
 
     @property
     def kernel_limits(self) -> Ids[int]:
-        """Token counts, ascending, above which matrix products use other kernels (localllm.engine.runs)."""
+        """Ascending token counts above which matrix products use other kernels (localllm.engine.runs)."""
         ...
 
     def create_state(self) -> SequenceState: ...
 
     def get_cache_usage(self) -> tuple[int, int]:
-        """Return how many token slots of the cache are in use and how many there are, in whole pages."""
+        """Return the number of token slots in use and of all slots, in whole pages."""
         ...
 
     def run(self, spans: Ids[SequenceSpan], precise: bool) -> np.ndarray:
-        """Compute the requested logits of all spans in order: float32 [wanted, vocab].
+        """Compute the requested logits of all spans in order, float32 [wanted, vocab].
 
-        The spans have at most BATCH tokens in total. With `precise`, runs of few tokens keep 16-bit activations. Raises
+        The spans have at most BATCH tokens in total. precise: runs of few tokens keep 16-bit activations. Raises
         ModelError if a logit is NaN or infinite.
         """
         ...
 
     def encode(self, spans: Ids[SequenceSpan], precise: bool) -> None:
-        """Run the encoder over whole inputs, one per span; the decoder attends to its output.
+        """Run the encoder over whole inputs, one per span, so that the decoder can attend to its output.
 
         Raises the errors of `run`.
         """
         ...
 
     def prepare_all(self) -> None:
-        """Wait until the background compilation of all kernels has finished. Raises LocalllmError."""
+        """Wait until all kernels are compiled. Raises LocalllmError."""
         ...
 
     def prepare_shift(self, turns: Mapping[State, RopeShift]) -> None:
-        """Compile the kernels that rotate cached keys, given each layer's rotation. Raises LocalllmError."""
+        """Compile the kernels that rotate cached keys.
+
+        turns: the rotation of each layer's keys. Raises LocalllmError.
+        """
         ...
 
     def rotate_keys(self, store: SequenceState, first: int, end: int, distance: int) -> None:
-        """Rotate the keys at positions [first, end), which were computed for positions `distance` higher."""
+        """Rotate the keys at positions [first, end), which were computed `distance` positions later."""
         ...
 
     def close(self) -> None: ...
 
 
 class TracedModel(NamedTuple):
-    """A model's operations, and what is needed to trace it again.
+    """The operations of a model, and what is needed to trace it again.
 
     Attributes:
-        forward: the architecture's function, which accepts any builder.
+        forward: the architecture's function, which takes any builder.
         context: maximum number of tokens in a sequence.
-        encoding: the encoder's operations, if there is an encoder.
-        rows: traces the model for image rows (localllm.engine.trace.recorder); its argument is whether they have
-            bidirectional attention.
-        hooks: traces the model with hook points (localllm.engine.hooks); its argument is whether with attention.
+        encoding: operations of the encoder, empty without one.
+        rows: traces the model for image rows (localllm.engine.trace.recorder), given whether these have bidirectional
+            attention.
+        hooks: traces the model with hook points (localllm.engine.hooks), given whether with attention.
     """
 
     file: GGUFFile
@@ -107,9 +110,9 @@ class TracedModel(NamedTuple):
 
 
 class SelectedBackend(NamedTuple):
-    """A backend, its device for users, and a one-line warning.
+    """A backend, the name of its device for users, and a one-line warning.
 
-    limits: bytes and operations per second of a GPU that has all layers; None otherwise.
+    limits: bytes and operations per second of a GPU that has all layers, otherwise None.
     """
 
     backend: Backend
@@ -119,9 +122,9 @@ class SelectedBackend(NamedTuple):
 
 
 class BackendChoice(NamedTuple):
-    """The backend to try: cpu, reference or card.
+    """The backend to build: cpu, reference or card.
 
-    note: the reason why the CPU was chosen, where the user may not expect it; otherwise None.
+    note: why the CPU was chosen, where the user may not expect it, otherwise None.
     """
 
     kind: str
@@ -129,7 +132,10 @@ class BackendChoice(NamedTuple):
 
 
 def choose_backend(options: EngineOptions, has_driver: Callable[[], bool]) -> BackendChoice:
-    """Choose the backend to try; `has_driver` is called only for the device auto."""
+    """Choose the backend that the options ask for.
+
+    has_driver: called only for the device auto; returns whether there is a GPU driver.
+    """
     if options.backend in ("cpu", "reference"):
         return BackendChoice(options.backend)
     if options.backend == "auto" and not has_driver():
@@ -139,7 +145,7 @@ def choose_backend(options: EngineOptions, has_driver: Callable[[], bool]) -> Ba
 
 
 def build_backend(traced: TracedModel, options: EngineOptions) -> SelectedBackend:
-    """Build the backend of a traced model. Raises LocalllmError."""
+    """Build the backend of a traced model, as its options ask for. Raises LocalllmError."""
     kind, note = choose_backend(options, has_driver)
     if kind == "reference":
         return SelectedBackend(build_reference_backend(traced, options))
@@ -157,7 +163,7 @@ def build_backend(traced: TracedModel, options: EngineOptions) -> SelectedBacken
 
 
 def make_storage(traced: TracedModel, options: EngineOptions) -> "WeightStorage | None":
-    """Return where the CPU keeps weights that are larger than memory; None if they fit."""
+    """Return the storage from which the CPU reads weights larger than memory; None if they fit."""
     memory = get_available_memory(mapped=traced.file.nbytes) if options.memory is None else options.memory
     if traced.file.nbytes <= memory - WORKING_BYTES:
         return None
@@ -178,7 +184,7 @@ def build_reference_backend(traced: TracedModel, options: EngineOptions) -> Back
 
 
 def build_gpu_backend(traced: TracedModel, options: EngineOptions) -> SelectedBackend | str | None:
-    """Build a GPU backend, or return why the CPU is used (None if no reason needs to be shown).
+    """Build a GPU backend, or return why the CPU is used instead: a line for the user, or None.
 
     Raises LocalllmError.
     """
@@ -207,7 +213,7 @@ def build_gpu_backend(traced: TracedModel, options: EngineOptions) -> SelectedBa
 
 
 def build_cuda_backend(traced: TracedModel, options: EngineOptions, placement: "GpuPlacement") -> Backend:
-    """Build the CUDA backend. Raises MemoryLimitError, UnsupportedError, LocalllmError."""
+    """Build the CUDA backend for a GPU that is open. Raises MemoryLimitError, UnsupportedError, LocalllmError."""
     from localllm.engine.cuda.backend import CudaBackend
 
     assert placement.card

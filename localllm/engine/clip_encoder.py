@@ -1,4 +1,4 @@
-"""Embed images and texts in one vector space with the encoders of localllm.arch.vision.clip."""
+"""Embed images and texts in one vector space with CLIP's encoders (localllm.arch.vision.clip)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -32,7 +32,7 @@ class ClipEncoder:
     """
 
     def __init__(self, file: GGUFFile, options: EngineOptions):
-        """Open a CLIP file. Raises ModelError if it is not a CLIP file or is damaged."""
+        """Open a CLIP file. Raises ModelError if it is damaged or not a CLIP file."""
         self._path, self._options, self.lock = file.path, options, create_lock(self)
         self._pair, self._weights = clip.read_clip(file), Weights(file.tensors)
         self._parts = trace_programs(file, self._pair)
@@ -56,7 +56,7 @@ class ClipEncoder:
             return self._run(3, self._run(2, rows)[-1:])[0]
 
     def _run(self, number: int, rows: np.ndarray) -> np.ndarray:
-        """Run one of the four programs: 0, 1 for images and their projection; 2, 3 for texts and theirs."""
+        """Run one of four programs: 0, 1 for images and their projection, 2, 3 for texts and theirs."""
         if number not in self._programs:
             h = self._pair[number // 2]
             self._programs[number] = VisionProgram(self._parts[number], h, self._options)
@@ -72,10 +72,7 @@ class ClipEncoder:
 
 
 def trace_programs(file: GGUFFile, pair: clip.ClipEncoders) -> list[TracedProgram]:
-    """Trace the image transformer and its projection, the text transformer and its projection.
-
-    Raises ModelError.
-    """
+    """Trace the image transformer, its projection, the text transformer and its projection. Raises ModelError."""
     traced: list[TracedProgram] = []
     parts: list[tuple[Forward, Forward, clip.ClipVisionHyperparameters | clip.ClipTextHyperparameters]] = [
         (clip.encode_image, clip.project_image, pair.vision), (clip.encode_text, clip.project_text, pair.text),
@@ -87,7 +84,7 @@ def trace_programs(file: GGUFFile, pair: clip.ClipEncoders) -> list[TracedProgra
                 trace_program(vector, file, h, 1, h.width),
             ]
             if traced[-1].width != h.out:
-                raise ModelError(f"vectors of length {traced[-1].width}, but projection_dim is {h.out}")
+                raise ModelError(f"vectors must have the length projection_dim, {h.out} (found {traced[-1].width})")
         for part in traced[:-1]:
             traced[-1].recorder.use(part.recorder)
         traced[-1].recorder.require_all_used(file.tensors)
@@ -97,7 +94,7 @@ def trace_programs(file: GGUFFile, pair: clip.ClipEncoders) -> list[TracedProgra
 
 
 def dequantize_rows(table: Weight, numbers: np.ndarray) -> np.ndarray:
-    """Dequantize the rows at these indices: float32 [indices, columns]."""
+    """Return the rows of a table at these indices, float32 [indices, columns]."""
     tensor = table.tensor
     data = tensor.data.reshape(tensor.shape[0], -1)[numbers]
     return dequantize(replace(tensor, shape=(len(numbers), tensor.shape[1]), data=data))

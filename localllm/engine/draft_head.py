@@ -1,4 +1,4 @@
-"""Load a draft head (the model's own MTP layer, or another file) and run it (localllm.arch.decoder)."""
+"""Load a draft head (the model's own MTP layer, or one of another file) and run it for speculation."""
 
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Ids
@@ -62,7 +62,7 @@ class DraftHeadSource(NamedTuple):
 
 
 def select_mtp_layer(file: GGUFFile, model: DraftingFamily, h: Hyperparameters) -> DraftHeadSource:
-    """Return the first multi-token prediction layer of a model file that has one."""
+    """Return the first multi-token prediction layer of a model's file as a draft head."""
     weights = Weights(file.tensors)
     names = [weight.name for weight in weights.get_layer(h.layers).list_weights()]
     return DraftHeadSource(file.path, h, get_mtp_state(h), h.width, (), weights, model.draft, None, names)
@@ -73,7 +73,7 @@ def is_draft_head(file: GGUFFile) -> bool:
 
 
 def parse_draft_head(file: GGUFFile, model: GGUFFile, of_model: Hyperparameters) -> DraftHeadSource:
-    """Parse a draft head's file. Raises ModelError, and UsageError if it is for another model."""
+    """Read a draft head's file. Raises ModelError if it is invalid, UsageError if it is for another model."""
     require_general(file)
     fields = HyperparameterReader.from_file(file)
     require_types(fields)
@@ -119,19 +119,19 @@ MAX_LAG = BATCH  # tokens that a draft sequence may lag behind the model's befor
 
 
 def allocate_rows(width: int) -> np.ndarray:
-    """Allocate memory for the hidden states of a run: float32 [BATCH, width or more]."""
+    """Allocate memory for the hidden states of a run, float32 [BATCH, width or more]."""
     return np.zeros((BATCH, compute_row_bytes(width) // 4), np.float32)
 
 
 def create_hidden_state_tap(head_source: DraftHeadSource) -> HiddenStateTap:
-    """Create the tap of the model's hidden states that a draft head needs, with memory for them."""
+    """Create the tap of the hidden states that a draft head needs, with memory for them."""
     return HiddenStateTap(allocate_rows(head_source.columns), head_source.layers)
 
 
 class DraftHead:
-    """A draft head; implements localllm.engine.sequence.SequenceRunner for each DraftSequence.
+    """A compiled draft head, which runs one DraftSequence at a time (a SequenceRunner).
 
-    It runs one sequence at a time. Calls from several threads are serialized.
+    Calls from several threads are serialized.
     """
 
     def __init__(self, head_source: DraftHeadSource, context: int, options: EngineOptions):
@@ -151,7 +151,7 @@ class DraftHead:
         self._fuse = self._backend.compile_second(fusing) if fusing else None
 
     def _record(self, g: DraftHeadSource) -> tuple[list[Operation], list[Operation]]:
-        """Trace the head and its preprocessing of hidden states (empty if there is none). Raises ModelError."""
+        """Trace the head, and its preprocessing of hidden states (empty without any). Raises ModelError."""
         h = g.hyperparameters
         recorder, fusing = Recorder(h, self.context, HiddenStateTap(self._new_hidden)), Recorder(h, self.context)
         try:
@@ -164,14 +164,14 @@ class DraftHead:
             recorder.require_all_used(g.names)
             count = h.vocab_size if g.tokens is None else len(g.tokens)
             if guessed.logits.columns != count:
-                raise ModelError(f"{guessed.logits.columns} logits for {count} tokens")
+                raise ModelError(f"the draft head must have {count} logits (found {guessed.logits.columns})")
         except ModelError as error:
             raise type(error)(f"{g.path}: {error}") from None
         recorder.export_hidden(guessed.hidden)
         *operations, logits, exported = recorder.operations
         return [*operations, exported, logits], fusing.operations  # logits come last
 
-    def create_follower(self, place: int) -> "DraftSequence":
+    def create_draft_sequence(self, place: int) -> "DraftSequence":
         """Create a sequence that follows the model's sequence from this position on."""
         return DraftSequence(self, self._backend.create_state(), place)
 
@@ -192,7 +192,7 @@ class DraftHead:
         return [rows if self._tokens is None else self._expand_logits(rows)]
 
     def _expand_logits(self, rows: np.ndarray) -> np.ndarray:
-        """Expand logits of the head's smaller vocabulary to the model's; other tokens get -inf."""
+        """Expand logits of the head's smaller vocabulary to the model's, with -inf for all other tokens."""
         logits = np.full((len(rows), self.vocab_size), -np.inf, np.float32)
         logits[:, self._tokens] = rows
         return logits
@@ -242,7 +242,7 @@ class DraftSequence(Sequence):
         """Record tokens that the model has processed from this position on, and their hidden states.
 
         rows: hidden states, float32 [tokens, columns]. The head processes the tokens before its next draft, or when it
-        lags by LATE tokens. Tokens that the model processes again are processed again by the head.
+        lags by MAX_LAG tokens. Tokens that the model processes again are processed again by the head.
         """
         if not self.begin <= place <= self._end:
             self.begin = self._end = place
@@ -271,7 +271,7 @@ class DraftSequence(Sequence):
         return length_left
 
     def fill(self, rows: np.ndarray) -> None:
-        """Write to each row the hidden state of the preceding token, or zeros where it is unknown."""
+        """Write the hidden state of the preceding token into each row, zeros where it is unknown."""
         first = self.begin + len(self.tokens) - 1
         rows[:] = 0
         places = [place for place in range(first, first + len(rows)) if place in self._hidden_states]

@@ -43,12 +43,15 @@ class EmbeddingRunner:
 
     Attributes:
         hyperparameters: the model's.  context: maximum number of tokens in an input.  width: length of a vector.
-        vocab_size: size of the vocabulary.  device: description of the backend.
+        vocab_size: size of the vocabulary.  device: the backend's name for users.
         warning: one line for the user, or None.
     """
 
     def __init__(self, file: GGUFFile, pooling: str, options: EngineOptions | None = None):
-        """Open a model; pooling: one of localllm.arch.decoder.KINDS except "none". Raises LocalllmError."""
+        """Open a model. Raises LocalllmError.
+
+        pooling: one of localllm.arch.decoder.KINDS except "none".
+        """
         options = options or EngineOptions()
         options.require_valid()
         model, h = load_architecture(file)
@@ -126,9 +129,9 @@ class EmbeddingRunner:
     ) -> np.ndarray:  # fmt: skip
         """Compute the vectors of inputs, given as token ids: float32 [inputs, width].
 
-        seconds: for each pair of inputs, the index of the second input's first token, from where the token type
-        differs; progress: called after each run with the number of finished inputs. Raises ContextError for an input
-        that is too long, UsageError for invalid ids, ModelError for NaN or infinite values.
+        seconds: for pairs of inputs, where the second begins, from which on the token type differs. progress: called
+        after each run with the number of finished inputs. Raises ContextError for an input that is too long, UsageError
+        for invalid ids, ModelError for NaN or infinite values.
         """
         ids = [self._validate_ids(text) for text in texts]
         lengths = [len(text) for text in ids]
@@ -151,7 +154,9 @@ class EmbeddingRunner:
         if not len(ids) or ids.min() < 0 or ids.max() >= self.vocab_size:
             raise UsageError(f"token ids must be a list of integers from 0 to {self.vocab_size - 1}")
         if len(ids) > self.context:
-            raise ContextError(f"a text of {len(ids)} tokens exceeds the model's context of {self.context}")
+            raise ContextError(
+                f"an input of {len(ids)} tokens exceeds the model's context of {self.context}: shorten it"
+            )
         return ids
 
     def close(self) -> None:
@@ -177,8 +182,7 @@ def group_texts(lengths: Sequence[int], kernel_limits: Sequence[int] = (MAX_PREC
     """Yield the indices of inputs to process in one run.
 
     The inputs of a run have similar lengths and at most BATCH tokens in total, unless one input alone is longer. They
-    select the same kernels, so that an input's vector does not depend on the other inputs. kernel_limits: see
-    localllm.engine.backend.Backend.
+    select the same kernels, so that an input's vector does not depend on the other inputs. kernel_limits: see Backend.
     """
     order, first, tokens = np.argsort(lengths, kind="stable"), 0, 0
     kernels = [bisect_left(kernel_limits, max(length, MIN_TEXT_KERNEL_TOKENS)) for length in lengths]
@@ -194,7 +198,7 @@ def group_texts(lengths: Sequence[int], kernel_limits: Sequence[int] = (MAX_PREC
 
 
 class EmbeddingOnlyEngine:
-    """The engine of a model that cannot generate text: every run raises. Attributes: see Engine."""
+    """The engine of a model that cannot generate text: every run raises. Attributes as in Engine."""
 
     device, warning, bytes_per_token, runs, draft_head_path = "CPU", None, 0, RunPlan(), None
     adapters, adapter_scales, control_vectors, streamed_bytes = (), (), (), 0
@@ -205,7 +209,7 @@ class EmbeddingOnlyEngine:
         self.thread_count, self.kv_type, self.lock = options.thread_count, options.kv_cache_type, create_lock(self)
 
     def get_cache_usage(self) -> tuple[int, int]:
-        """Return zeros: there is no cache."""
+        """Return zeros, because there is no cache."""
         return 0, 0
 
     def get_disk_statistics(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The engine: computes logits with a model's weights, architecture and backend; it plans the runs of each call."""
+"""Compute logits with a model's weights, architecture and backend, planning the runs of each call."""
 
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ids
@@ -15,7 +15,7 @@ from localllm.arch.family import DraftingFamily, Family
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.weights import Weights
 from localllm.engine import image_tokens
-from localllm.engine.adapter_scales import trim_zeros
+from localllm.engine.adapter_scales import strip_trailing_zeros
 from localllm.engine.backend import Backend, TracedModel, build_backend
 from localllm.engine.cpu.backend import CpuBackend
 from localllm.engine.cpu.lowering import rounds_activations
@@ -37,7 +37,7 @@ from localllm.engine.options import EngineOptions
 from localllm.engine.runs import BATCH, EXACT_TOKENS, FIRST_RUN, LATER_RUN, PRECISE_TOKENS, SINGLE_RUN, RunPlan
 from localllm.engine.sequence import Sequence, require_capacity
 from localllm.engine.trace.recorder import trace_image_rows, trace_model
-from localllm.engine.trace.rope_shift import find_rotations
+from localllm.engine.trace.rope_shift import find_key_rotations
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.table import PAGE
@@ -53,7 +53,7 @@ MAX_MERGED_RECOMPUTE = 16  # at most this many tokens are recomputed together wi
 
 
 class TokenSlice(NamedTuple):
-    """Consecutive tokens of a request to be processed."""
+    """Consecutive tokens of a request that are processed together."""
 
     request: int  # its index
     begin: int  # position of the first token
@@ -71,10 +71,10 @@ def plan_runs(
     requests: Ids[tuple[Sequence, Ids[int]]], tokens: Ids[np.ndarray], logits: str, precise: bool,
     kernel_tokens: Ids[int], runs: RunPlan,
 ) -> Iterable[list[TokenSlice]]:  # fmt: skip
-    """Plan the runs of some requests.
+    """Yield the runs of some requests, each of at most BATCH tokens.
 
-    A request's tokens are those that its sequence's state lacks, usually none, then the new ones. A run has at most
-    BATCH tokens. tokens: of each request, int64; logits, kernel_tokens: see Engine.run.
+    A request's tokens are those that its sequence's state lacks, usually none, then the new ones. tokens: of each
+    request, int64. logits, kernel_tokens: see Engine.run.
     """
     reread, readings, total, has_images = list[TokenSlice](), list[TokenSlice](), 0, False
     counts = kernel_tokens or [0] * len(tokens)
@@ -94,10 +94,10 @@ def plan_runs(
         total, has_images = total + len(ids), has_images or bool(ids.min() < 0)
     if total <= min(PRECISE_TOKENS, BATCH) and not reread and not has_images:  # as in decode
         return [readings]
-    return divide_readings(reread, readings, tokens, precise, logits == "last", runs)
+    return divide_into_runs(reread, readings, tokens, precise, logits == "last", runs)
 
 
-def divide_readings(
+def divide_into_runs(
     reread: list[TokenSlice],
     readings: list[TokenSlice],
     tokens: Ids[np.ndarray],
@@ -105,10 +105,10 @@ def divide_readings(
     only_last: bool,
     runs: RunPlan,
 ) -> Iterator[list[TokenSlice]]:
-    """Yield the readings of each run.
+    """Yield the slices of each run.
 
     With 16-bit activations, a few tokens at both ends of a long prompt get separate runs. reread: tokens that are
-    recomputed before all others; only_last: whether logits are wanted after the last token only.
+    recomputed before all others. only_last: only the logits of the last token are requested.
     """
     tails = list[TokenSlice]()
     for reading, new in zip(readings, tokens, strict=True):
@@ -128,7 +128,7 @@ def divide_readings(
 
 
 def count_exact_tail(ids: np.ndarray, runs: RunPlan) -> int:
-    """Return the number of tokens at the end that get a separate run with 16-bit activations."""
+    """Return how many tokens at the end get a separate run with 16-bit activations."""
     if len(ids) == 1:  # a decode step
         return 0
     *_, last = split_images(ids)
@@ -136,7 +136,7 @@ def count_exact_tail(ids: np.ndarray, runs: RunPlan) -> int:
 
 
 def count_exact_head(reading: TokenSlice, runs: RunPlan) -> int:
-    """Return the number of tokens at the beginning that get a separate run with 16-bit activations."""
+    """Return how many tokens at the beginning get a separate run with 16-bit activations."""
     if reading.begin or reading.kernel_tokens:
         return 0
     first = next(split_images(reading.ids))
@@ -167,7 +167,7 @@ Request = tuple[Sequence, Ids[int]]
 
 
 class Engine:
-    """One model and any number of sequences. Calls from several threads are serialized.
+    """A model and any number of sequences. Calls from several threads are serialized.
 
     Attributes:
         hyperparameters: the model's.  context: maximum number of tokens in a sequence.
@@ -175,7 +175,7 @@ class Engine:
         kv_type: storage type of keys and values.
         rope: RoPE scaling that replaces the file's, or None.
         runs: how prompts are divided into runs.  thread_count: compute threads.
-        lock: held while the model runs or its sequences change.  device: description of the backend.
+        lock: held while the model runs or its sequences change.  device: the backend's name for users.
         limits: bytes and operations per second of a GPU that has all layers; None otherwise.
         orphaned: states of sequences that were garbage-collected without being closed.
         warning: one line for the user, or None.
@@ -187,9 +187,9 @@ class Engine:
         self, file: GGUFFile, options: EngineOptions | None = None,
         found: tuple[Family, Hyperparameters] | None = None,
     ):  # fmt: skip
-        """Trace the model and build its backend.
+        """Trace the model and build its backend. Raises ModelError, MemoryLimitError, UsageError.
 
-        found: the result of `architecture(file)`, if known. Raises ModelError, MemoryLimitError, UsageError.
+        found: the family and hyperparameters of the file, if they are known already.
         """
         options = options or EngineOptions()
         options.require_valid()
@@ -202,15 +202,15 @@ class Engine:
         self._weight_bytes = file.nbytes
         weights, forward = Weights(file.tensors), model.forward
         self.adapters: tuple[Adapter, ...] = ()
-        self.adapter_scales = trim_zeros([scale for _, scale in options.lora])
+        self.adapter_scales = strip_trailing_zeros([scale for _, scale in options.lora])
         self.control_vectors, self.control_layers = options.control_vectors, options.control_layers
         if options.lora or options.control_vectors:
             from localllm.engine.adapter_file import sum_control_vectors  # seldom needed
-            from localllm.engine.adapters import adapt, require_opened
+            from localllm.engine.adapters import add_adapters_to_forward, require_opened
 
             control = sum_control_vectors(options.control_vectors, options.control_layers, self.hyperparameters)
             self.adapters = require_opened(options.lora)
-            forward = adapt(forward, self.adapters, control, file.tensors, self.hyperparameters.arch)
+            forward = add_adapters_to_forward(forward, self.adapters, control, file.tensors, self.hyperparameters.arch)
         self._record = partial(trace_model, file, forward, weights, self.hyperparameters, self.context)
         self._head_source: DraftHeadSource | None = None
         drafts = options.backend == "cpu" and has_mtp_layer(weights, self.hyperparameters)
@@ -234,7 +234,7 @@ class Engine:
         exact = EXACT_TOKENS if isinstance(backend, CpuBackend) and rounds_activations(self.operations) else 0
         runs = RunPlan(later, exact=exact, kernel_limits=tuple(backend.kernel_limits))
         self.runs = SINGLE_RUN if self._start is not None else runs
-        self._turns, self._shifts = cache(partial(find_rotations, self.operations, traced.states)), False
+        self._find_rotations, self._shifts = cache(partial(find_key_rotations, self.operations, traced.states)), False
         self.warning = backend.warning or note
 
     def _trace_hooks(
@@ -282,7 +282,7 @@ class Engine:
         Raises UsageError, ContextError if the tokens exceed a run, MemoryLimitError, ModelError.
         """
         if len(ids) > BATCH:
-            raise ContextError(f"{len(ids)} tokens exceed the limit of {BATCH} for bidirectional attention")
+            raise ContextError(f"bidirectional attention is limited to {BATCH} tokens (found {len(ids)})")
         sequence = self._create_sequence()
         try:
             return sequence.append(ids, "all")
@@ -313,32 +313,32 @@ class Engine:
 
     @property
     def bytes_per_token(self) -> int:
-        """Cache memory of one token in all layers, in bytes."""
+        """The cache memory of a token in all layers, in bytes."""
         return self.backend.bytes_per_token
 
     @property
     def backend(self) -> Backend:
         """The backend. Raises LocalllmError if the engine is closed."""
         if self._backend is None:
-            raise LocalllmError("the model is closed")
+            raise LocalllmError("the model is closed: open it again")
         return self._backend
 
     def step(self, requests: Ids[Request], precise: bool = True) -> list[np.ndarray]:
         """Process tokens of several sequences in one run; return the last logits of each, float32 [1, vocab].
 
-        See Sequence.append. A run can have each sequence only once.
+        A run can have each sequence only once. Raises the errors of Sequence.append.
         """
         return self.run(requests, "last", precise)
 
     def run(self, requests: Ids[Request], logits: str, precise: bool, kernel_tokens: Ids[int] = ()) -> list[np.ndarray]:
-        """Process all requests' tokens, BATCH at a time; return each one's logits, float32 [wanted, vocab].
+        """Process the tokens of all requests, BATCH at a time; return each one's logits, float32 [wanted, vocab].
 
-        kernel_tokens: for each request, see localllm.engine.runs; 0 or empty: the number of its tokens. Raises the
+        kernel_tokens: for each request, see localllm.engine.runs; 0 or empty for its number of tokens. Raises the
         errors of Sequence.append before anything has changed. After a later failure (memory, NaN) each sequence holds
         the tokens of the runs that succeeded.
         """
         if logits not in ("last", "all", "none"):
-            raise UsageError(f"logits must be last, all or none, not {logits!r}")
+            raise UsageError(f"logits must be last, all or none (found {logits!r})")
         tokens = self._validate_tokens(requests)
         with self.lock:
             if self.orphaned:
@@ -353,7 +353,7 @@ class Engine:
         return [some[0] if len(some) == 1 else np.concatenate(some) for some in rows]
 
     def attach_draft_head(self, sequence: Sequence) -> DraftSequence:
-        """Attach the draft head to a sequence: from now on the head follows its tokens.
+        """Attach the draft head to a sequence, whose tokens it follows from now on.
 
         Raises UsageError if the model has no draft head, MemoryLimitError, ModelError, LocalllmError.
         """
@@ -364,21 +364,21 @@ class Engine:
                 self._head = DraftHead(self._head_source, self.context, self._options)
             follower = sequence.listener
             if not isinstance(follower, DraftSequence) or follower.engine is not self._head:
-                sequence.listener = follower = self._head.create_follower(len(sequence.tokens))
+                sequence.listener = follower = self._head.create_draft_sequence(len(sequence.tokens))
             return follower
 
     @property
     def has_draft_head(self) -> bool:
-        """Return whether the model or another file provides a draft head."""
+        """Whether the model or another file provides a draft head."""
         return self._head_source is not None
 
     @property
     def draft_head_path(self) -> str | None:
-        """Path of the separate draft head file; None for the model's own head or without one."""
+        """The path of a separate draft head file; None for the model's own head or without one."""
         return self._head_source.path if self._head_source and self._head_source.layers else None
 
     def load_draft_head(self, file: GGUFFile) -> None:
-        """Replace the model's draft head by the one in this file. Call this before any sequence runs.
+        """Replace the model's draft head by the one in this file, before any sequence runs.
 
         Raises UsageError if it is for another model, UnsupportedError if this model exposes no hidden states,
         ModelError, MemoryLimitError, LocalllmError.
@@ -400,7 +400,7 @@ class Engine:
             old_head.close()
 
     def prepare_all(self) -> None:
-        """Wait until the background compilation of all kernels has finished. Raises LocalllmError."""
+        """Wait until all kernels are compiled. Raises LocalllmError."""
         with self.lock:
             self.backend.prepare_all()
 
@@ -410,16 +410,13 @@ class Engine:
             raise UsageError("context shift is not supported for encoder models")
         if not self.backend.rotates_keys:
             raise UnsupportedError("context shift is not supported on a GPU: use --on-overflow drop-turns")
-        self._turns()
+        self._find_rotations()
 
     def prepare_shift(self) -> None:
-        """Compile the kernels of Sequence.shift, once.
-
-        Raises the errors of `require_shift`, and LocalllmError.
-        """
+        """Compile the kernels of Sequence.shift, once. Raises the errors of `require_shift`, and LocalllmError."""
         self.require_shift()
         if not self._shifts:
-            self.backend.prepare_shift(self._turns())
+            self.backend.prepare_shift(self._find_rotations())
             self._shifts = True
 
     def shift(self, sequence: Sequence, keep: int, count: int) -> None:
@@ -448,7 +445,7 @@ class Engine:
         """Append `count` tokens of another sequence, from position `first` on, by copying their cache.
 
         Keys are rotated to their new positions. The copies still depend on the text before them in the source: keys and
-        values of deeper layers were computed with it. Return False and change nothing if either sequence's state is
+        values of deeper layers were computed with it. Returns False and changes nothing if either sequence's state is
         incomplete or has images. Raises UsageError if the model's keys cannot be moved; MemoryLimitError.
         """
         with self.lock:
@@ -470,7 +467,7 @@ class Engine:
 
     @property
     def can_shift(self) -> bool:
-        """Return whether tokens can be moved to other positions."""
+        """Whether tokens can be moved to other positions."""
         try:
             self.require_shift()
         except (UsageError, UnsupportedError):
@@ -478,7 +475,7 @@ class Engine:
         return True
 
     def _validate_tokens(self, requests: Ids[Request]) -> list[np.ndarray]:
-        """Convert the requests' token ids to arrays. Raises UsageError."""
+        """Convert the token ids of requests to arrays. Raises UsageError."""
         tokens = list[np.ndarray]()
         for _, ids in requests:
             try:
@@ -495,7 +492,7 @@ class Engine:
         return tokens
 
     def register_image(self, image: ImageEmbedding) -> None:
-        """Register an image's token ids, valid while the image or a sequence that contains it exists.
+        """Make an image's token ids known, as long as the image or a sequence that contains it exists.
 
         Raises UnsupportedError for a model without image input, UsageError for rows of another model.
         """
@@ -503,7 +500,9 @@ class Engine:
             where = f"{self.hyperparameters.arch} models" if self.device == "CPU" else f"models on {self.device}"
             raise UnsupportedError(f"{self._path}: images are not supported by {where}")
         if image.rows.shape[1] != (width := self.hyperparameters.row_width):
-            raise UsageError(f"an image's rows have {image.rows.shape[1]} columns, the model's embeddings {width}")
+            raise UsageError(
+                f"an image's rows must have {width} columns, like the model's embeddings (found {image.rows.shape[1]})"
+            )
         if image.is_whole and len(image.rows) > BATCH:
             raise UsageError(
                 f"an image of {len(image.rows)} rows exceeds the limit of {BATCH} for bidirectional attention"
@@ -511,7 +510,7 @@ class Engine:
         self._images[image.key] = image
 
     def find_images(self, tokens: Ids[int]) -> list[tuple[int, ImageEmbedding]]:
-        """Find the images among the tokens: (index of the first row, image). No image may be cut off."""
+        """Return the images among the tokens: (index of the first row, image). No image may be cut off."""
         runs_of_ids = split_images(np.asarray(tokens, np.int64))
         return [(each.first, self._images[each.key]) for each in runs_of_ids if each.key is not None]
 
@@ -544,7 +543,7 @@ class Engine:
     def _run_batch(
         self, requests: Ids[Request], readings: Ids[TokenSlice], precise: bool, rows: list[list[np.ndarray]]
     ) -> None:
-        """Run tokens of several requests, and append their logits to the requests' rows."""
+        """Run slices of several requests together, and append their logits to the requests' rows."""
         spans = []
         for number, begin, ids, wanted, kernel_tokens, kernel_wanted in readings:
             sequence, image, offset = requests[number][0], None, 0
@@ -588,7 +587,7 @@ class Engine:
             result = result[span.wanted :]
 
     def close(self) -> None:
-        """Stop the engine's threads. Idempotent; has no effect in a forked process."""
+        """Stop the engine's threads. Idempotent; does nothing in a forked process."""
         if was_forked(self):
             return
         with self.lock:

@@ -1,7 +1,4 @@
-"""Refuse to use engines in forked processes.
-
-Their threads are missing there, and locks may stay locked forever.
-"""
+"""Refuse to use engines in forked processes, where their threads are missing and locks may stay locked."""
 
 import threading
 import weakref
@@ -12,27 +9,27 @@ from localllm.system.processes import register_after_fork
 
 
 class LockHolder(Protocol):
-    """An object with a lock."""
+    """An object with a lock that forked processes must not wait for."""
 
     lock: "threading.Lock | ForkedLock"
 
 
 class ForkedLock:
-    """Replaces a lock in a forked process, and refuses to be acquired."""
+    """The replacement of a lock in a forked process, which cannot be acquired."""
 
     def __enter__(self) -> NoReturn:
         """Raise LocalllmError."""
         raise LocalllmError("the model was opened before this process was forked: open it again in this process")
 
     def __exit__(self, *error: object) -> None:
-        """Do nothing: it is never entered."""
+        """Do nothing, because the lock is never held."""
 
 
 _owners: weakref.WeakSet[LockHolder] = weakref.WeakSet()
 
 
 def create_lock(owner: LockHolder) -> "threading.Lock | ForkedLock":
-    """Create an owner's `lock`; in forked processes, acquiring it raises LocalllmError instead of waiting."""
+    """Return a lock for an owner; acquiring it in a forked process raises LocalllmError instead of waiting."""
     _owners.add(owner)
     return threading.Lock()
 

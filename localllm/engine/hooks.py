@@ -14,7 +14,7 @@ from localllm.arch.layer_state import LatentState, PagedState
 from localllm.arch.verbs import AttentionScores
 from localllm.engine.lower.activation import Activation
 from localllm.engine.lower.header import SequenceSpan
-from localllm.engine.lower.steps import StepBuilder, Target, output_arguments
+from localllm.engine.lower.steps import StepBuilder, Target, build_output_arguments
 from localllm.engine.lower.tape import Buffer, KernelStep, StepRunner
 from localllm.engine.operations.attention import Attend, compute_attention_weights
 from localllm.engine.operations.operation import Operation, operation
@@ -147,7 +147,7 @@ class PassThroughHooks(Operation):
         steps.export_activation(x, memory, exported)
         y = steps.allocate_or_reuse(self)
         arguments = {"x": memory, "x_stride": memory.strides[0], "first": 0, "groups": 1, "period": x.columns}
-        steps.append_row_step("slice_columns", x.rows, arguments | output_arguments(x, y), [exported], [y])
+        steps.append_row_step("slice_columns", x.rows, arguments | build_output_arguments(x, y), [exported], [y])
 
 
 class HookRecorder(Recorder):

@@ -1,7 +1,7 @@
-"""A cache of encoded images, shared by processes, in the files of localllm.files.cache.prefix_files.
+"""Cache encoded images in the files of localllm.files.cache.prefix_files, shared by processes.
 
 The key is the image's digest, which includes a fingerprint of the projector and of the packages that preprocess images,
-so a cached image equals a newly encoded one.
+so that a cached image equals a newly encoded one.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ COUNTS, ROWS = "counts", "rows"  # sections of a file: row count of each crop, i
 def compute_projector_fingerprint(
     file: GGUFFile, operations: Sequence[Operation], preparing: Sequence[ModuleType]
 ) -> bytes:
-    """Hash everything except the pixels that determines an image's rows: 32 bytes.
+    """Hash everything except the pixels that determines an image's rows, to 32 bytes.
 
     preparing: packages that preprocess images. Raises OSError.
     """
@@ -52,11 +52,14 @@ class EncodedImageCache:
     """The cached images of one projector."""
 
     def __init__(self, name: str, width: int):
-        """Set the projector's name, which listings of the cache show, and the width of its rows."""
+        """Open the cache of a projector.
+
+        name: shown in listings of the cache. width: length of its rows.
+        """
         self._name, self._width = name, width
 
     def find(self, digest: bytes) -> list[np.ndarray] | None:
-        """Load the rows of each crop of an image, float32 [rows, width]; None if they are not cached."""
+        """Return the rows of each crop of an image, float32 [rows, width]; None if they are not cached."""
         file, key = open_prefix(compute_file_key(digest)) if get_size_limit() else None, compute_file_key(digest)
         if file is None:
             return None
@@ -72,10 +75,7 @@ class EncodedImageCache:
         return np.split(rows.reshape(-1, self._width), np.cumsum(counts)[:-1])
 
     def keep(self, digest: bytes, rows: Sequence[np.ndarray]) -> None:
-        """Write the rows of each crop of an image.
-
-        Errors are ignored, because a missing entry costs only time.
-        """
+        """Store the rows of each crop of an image; ignore errors, because a missing entry costs only time."""
         if get_size_limit() == 0:
             return
         counts = np.array([len(lot) for lot in rows], np.int64)
@@ -89,5 +89,5 @@ class EncodedImageCache:
 
 
 def compute_file_key(digest: bytes) -> str:
-    """Return the cache key of an image's file."""
+    """Return the key of an image's file in the cache."""
     return hashlib.blake2b(digest, digest_size=16, person=b"image").hexdigest()

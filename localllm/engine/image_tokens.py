@@ -1,6 +1,6 @@
-"""Image embeddings that replace token embeddings.
+"""Represent image embeddings by token ids, in place of token embeddings.
 
-An image's rows have negative token ids, composed of the image's digest and the row index: prompts have equal tokens
+An image's rows have negative ids, composed of the image's digest and the row index, so that prompts have equal tokens
 only if their images are equal.
 """
 
@@ -26,20 +26,20 @@ class ImageEmbedding:
 
     Attributes:
         rows: float32 [rows, width of the model].
-        ids: the rows' token ids.
-        mrope_offsets: int64 [rows, 3], time, height and width relative to the image's position, for M-RoPE; None:
-            rows have consecutive positions.
-        position_count: number of positions that the image advances the sequence by.
-        is_whole: whether its rows have bidirectional attention, so that they must share one run.
+        ids: token ids of the rows.
+        mrope_offsets: int64 [rows, 3], time, height and width relative to the image's position, for M-RoPE; None: rows
+            have consecutive positions.
+        position_count: by how many positions the image advances the sequence.
+        is_whole: its rows have bidirectional attention, so that they must share one run.
     """
 
     def __init__(self, digest: bytes, rows: np.ndarray, axes: np.ndarray | None = None, is_whole: bool = False):
-        """Assign ids to the rows, given the digest of the image and its encoder.
+        """Assign ids to the rows.
 
-        Raises UsageError for more than MOST_ROWS rows.
+        digest: of the image and its encoder. Raises UsageError for more than MAX_ROWS rows.
         """
         if len(rows) > MAX_ROWS:
-            raise UsageError(f"an image of {len(rows)} rows exceeds the limit of {MAX_ROWS}")
+            raise UsageError(f"an image can have at most {MAX_ROWS} rows (found {len(rows)}): use a smaller image")
         self.rows, self.mrope_offsets, self.is_whole = rows, axes, is_whole
         self.key = int.from_bytes(hashlib.sha256(digest).digest()[:8], "little") >> (64 - KEY_BITS)
         self.position_count = len(rows) if axes is None else int(axes.max()) + 1
@@ -47,12 +47,15 @@ class ImageEmbedding:
         self.ids = [-1 - (first | row) for row in range(len(rows))]
 
     def select_rows(self, ids: np.ndarray) -> np.ndarray:
-        """Return the rows of consecutive ids: float32 [ids, width]."""
+        """Return the rows of consecutive ids, float32 [ids, width]."""
         first = decode_row(int(ids[0]))
         return self.rows[first : first + len(ids)]
 
     def compute_mrope_positions(self, ids: np.ndarray, place: int) -> np.ndarray:
-        """Return the M-RoPE positions of ids, int64 [ids, 3]; place: the first id's RoPE position."""
+        """Return the M-RoPE positions of ids, int64 [ids, 3].
+
+        place: RoPE position of the first id.
+        """
         first = decode_row(int(ids[0]))
         if self.mrope_offsets is None:
             return np.repeat(np.arange(place, place + len(ids))[:, None], 3, axis=1)
@@ -60,25 +63,25 @@ class ImageEmbedding:
 
 
 def decode_image_key(token: int) -> int:
-    """Return the image's key in one of its (negative) token ids."""
+    """Return the key of the image that a (negative) token id belongs to."""
     return (-1 - token) >> ROW_BITS
 
 
 def decode_row(token: int) -> int:
-    """Return the row index in an image's (negative) token id."""
+    """Return the row index in a (negative) token id."""
     return (-1 - token) & (MAX_ROWS - 1)
 
 
 def find_image(images: Mapping[int, ImageEmbedding], token: int) -> ImageEmbedding | None:
-    """Return the image of a token id; None for text and for images that are not in `images` (by key)."""
+    """Return the image of a token id; None for text, and for an image that is not in `images` (by key)."""
     image = images.get(decode_image_key(token)) if token < 0 else None
     return image if image is not None and decode_row(token) < len(image.rows) else None
 
 
 def compute_position_offset(images: Ids[tuple[int, ImageEmbedding]], place: int) -> int:
-    """Return a token's index minus its RoPE position: images may have fewer positions than rows.
+    """Return a token's index minus its RoPE position, because images may have fewer positions than rows.
 
-    images: images of the sequence, with their first index; only those that end at or before index `place` count.
+    images: of the sequence, with the index of their first row; only those that end at or before index `place` count.
     """
     return sum(len(image.rows) - image.position_count for begin, image in images if begin + len(image.rows) <= place)
 
@@ -102,7 +105,7 @@ def skip_image_rows(tokens: Ids[int], end: int) -> int:
 
 
 def cuts_image(tokens: Ids[int], place: int) -> bool:
-    """Return whether the boundary before index `place` cuts an image."""
+    """Return whether the boundary before index `place` is within an image."""
     return 0 < place < len(tokens) and tokens[place] < 0 and tokens[place - 1] - 1 == tokens[place]
 
 
@@ -126,14 +129,14 @@ def find_last_end(tokens: Ids[int], length: int, runs: RunPlan) -> int:
 
 
 def is_worth_caching(tokens: Ids[int]) -> bool:
-    """Return whether a prefix should be cached on disk: prefilling it would take about a second or more."""
+    """Return whether a prefix should be cached on disk, because prefilling it takes about a second or more."""
     return len(tokens) > MIN_CACHED_TOKENS or (len(tokens) > PRECISE_TOKENS and has_images(tokens))
 
 
 def list_chunk_ends(tokens: Ids[int], runs: RunPlan) -> list[int]:
-    """List where prefill can resume: the ends of whole runs and of images.
+    """Return where prefill can resume: the ends of whole runs and of images.
 
-    An image does not count if another follows within NEAR tokens.
+    An image does not count if another follows within MAX_GAP tokens.
     """
     end, ends = 0, set[int]()
     while (end := runs.find_next_end(end)) <= len(tokens):
@@ -147,7 +150,7 @@ def list_chunk_ends(tokens: Ids[int], runs: RunPlan) -> list[int]:
 
 
 class TokenRange(NamedTuple):
-    """Consecutive tokens: text, or rows of one image."""
+    """Consecutive tokens: of text, or of one image."""
 
     first: int
     end: int

@@ -1,4 +1,4 @@
-"""Options of an engine, for the command line and the Python API."""
+"""Declare the options of an engine, for the command line and the Python API."""
 
 import re
 from functools import cached_property
@@ -22,12 +22,12 @@ DEVICES = re.compile(r"cpu|auto|reference|cuda(:\d{1,3})?")
 
 @frozen
 class EngineOptions:
-    """Options for running a model.
+    """How a model is run.
 
     Attributes:
         threads: compute threads; None: the available physical cores.
         context: maximum number of tokens in a sequence; None: the model's training context.
-        kv_type: storage type of keys and values, see KVType.of.
+        kv_type: storage type of keys and values, see KVType.parse.
         backend: cpu, cuda, cuda:N, auto (a GPU if one works) or reference.
         gpu_layers: how many of the last layers a GPU computes: a count, all, or auto for as many as fit.
         progress: called with (done, total) while kernels are compiled.
@@ -58,7 +58,7 @@ class EngineOptions:
 
     @cached_property
     def kv_cache_type(self) -> KVType:
-        """Storage type of keys and values. Raises UsageError."""
+        """The storage type of keys and values. Raises UsageError."""
         return KVType.parse(self.kv_type)
 
     @cached_property
@@ -66,13 +66,13 @@ class EngineOptions:
         """The number of compute threads. Raises UsageError if the option is invalid."""
         count = count_usable_cores() if self.threads is None else self.threads
         if not 1 <= count <= MAX_THREADS:
-            raise UsageError(f"threads must be from 1 to {MAX_THREADS}, not {count}")
+            raise UsageError(f"threads must be from 1 to {MAX_THREADS} (found {count})")
         return count
 
     def require_valid(self) -> None:
         _ = self.kv_cache_type
         if self.context is not None and self.context < 1:
-            raise UsageError(f"context must be at least 1 token, not {self.context}")
+            raise UsageError(f"context must be at least 1 token (found {self.context})")
         _ = self.thread_count
         if self.rope:
             self.rope.require_valid()
@@ -81,7 +81,7 @@ class EngineOptions:
 
 
 def parse_gpu_layers(gpu_layers: int | str) -> int | str:
-    """Parse a layer count, "all" or "auto". Raises UsageError."""
+    """Return a layer count, "all" or "auto". Raises UsageError for anything else."""
     if isinstance(gpu_layers, str) and gpu_layers not in ("all", "auto"):
-        raise UsageError(f"gpu_layers must be an integer, all or auto, not {gpu_layers!r}")
+        raise UsageError(f"gpu_layers must be an integer, all or auto (found {gpu_layers!r})")
     return gpu_layers if isinstance(gpu_layers, str) else require_integer("gpu_layers", gpu_layers)

@@ -1,4 +1,4 @@
-"""The prefix cache on disk: states of prompt prefixes, in one file per chunk, shared by processes.
+"""Store the states of prompt prefixes on disk, in one file per chunk, shared by processes.
 
 A chunk ends with a whole run (localllm.engine.runs) or with an image, so that the tokens after it are computed in the
 same runs, to the bit, whether it was cached or not. Its key is a hash chain of the model's fingerprint and all tokens
@@ -67,7 +67,7 @@ def compute_fingerprint(
 ) -> bytes:
     """Compute a model's fingerprint, 32 bytes.
 
-    state: the files' versions when the model was opened; adapters: digests of its adapters.
+    state: the files' versions when the model was opened. adapters: digests of its adapters.
     """
     key = hashlib.blake2b(digest_size=32)
     code = get_object_folder().name, has_tiles()
@@ -101,7 +101,7 @@ def describe_operations(operations: Ids[Operation]) -> list[object]:
 
 
 def describe_value(value: object) -> object:
-    """Convert an attribute to a value whose repr is equal if and only if the attributes are equal."""
+    """Convert an attribute to a value whose repr is equal exactly if the attributes are equal."""
     if isinstance(value, np.ndarray):
         return str(value.dtype), value.shape, hashlib.blake2b(value.tobytes()).hexdigest()
     if isinstance(value, Weight):
@@ -113,11 +113,14 @@ def describe_value(value: object) -> object:
 
 
 class DamagedError(Exception):
-    """Raised when a file of the cache is missing or its content is invalid."""
+    """A file of the cache is missing or invalid."""
 
 
 class CachedPrefix(NamedTuple):
-    """A restored sequence; logits: float32 [1, vocab] if it holds the whole prompt, else None."""
+    """A restored sequence.
+
+    logits: float32 [1, vocab] if it holds the whole prompt, otherwise None.
+    """
 
     sequence: Sequence
     logits: np.ndarray | None
@@ -132,7 +135,7 @@ class PendingWrite(NamedTuple):
 
 
 class PrefixStore:
-    """The cached prefixes of one model. A background thread writes them.
+    """The cached prefixes of one model, which a background thread writes.
 
     Attributes:
         warning: one line that says why the cache cannot be written, or None.
@@ -157,7 +160,7 @@ class PrefixStore:
 
     @cached_property
     def _is_disabled(self) -> bool:
-        """Return whether the user has set the size limit of the prefix cache to 0."""
+        """Whether the user has set the size limit of the prefix cache to 0."""
         return get_size_limit() == 0
 
     # ---- lookup
@@ -166,9 +169,9 @@ class PrefixStore:
         self, ids: Ids[int], limit: int = sys.maxsize, is_conversation: bool = False,
         scales: AdapterScales = NO_SCALES,
     ) -> StoredPrefix | None:  # fmt: skip
-        """Find the longest stored prefix of these tokens, of at most `limit` tokens; None without one.
+        """Return the longest stored prefix of these tokens, of at most `limit` tokens, or None.
 
-        scales: the scales of adapters for the tokens.
+        scales: of adapters, for the tokens.
         """
         if self._ended or not is_worth_caching(ids) or self._is_disabled:
             return None
@@ -188,7 +191,7 @@ class PrefixStore:
     def _is_restorable(self, pieces: list[PrefixChunk], files: list[PrefixFile]) -> bool:
         """Return whether a sequence can continue after the opened chunks, the first ones of `pieces`.
 
-        If they hold all tokens, the last chunk must be among them: only that one has the logits.
+        If they hold all tokens, the last chunk must be among them, because only that one has the logits.
         """
         end = pieces[len(files) - 1].last
         if len(files) < len(pieces) and end == pieces[-1].last:
@@ -199,7 +202,7 @@ class PrefixStore:
         )
 
     def _list_required_sections(self, piece: PrefixChunk, end: int) -> set[str]:
-        """List the sections of a chunk's file that a sequence needs to continue after `end` tokens."""
+        """Return the sections of a chunk's file that a sequence needs to continue after `end` tokens."""
         names = {"pages"}
         if self._window and piece.last > end - self._window:
             names.add("windows")
@@ -265,7 +268,7 @@ class PrefixStore:
         for first, last in pairwise(places):
             is_end = len(pieces) == len(places) - 2
             chain = hashlib.blake2b(tokens[first:last].tobytes(), digest_size=32, key=key, person=b"end" * is_end)
-            chain.update(scales.key(first, last))
+            chain.update(scales.encode_range(first, last))
             key = chain.digest()
             pieces.append(PrefixChunk(chain.hexdigest()[:32], first, last))
         return pieces
@@ -290,7 +293,7 @@ class PrefixStore:
             unwanted.sequence.close()
 
     def _write(self) -> None:
-        """Write queued sequences until none is left (runs in the background thread)."""
+        """Write queued sequences until none is left: the work of the background thread."""
         while True:
             with self.lock:
                 read, self._waiting = self._waiting, None
@@ -342,7 +345,10 @@ class PrefixStore:
         return self._thread is not None
 
     def close(self, wait: bool = True) -> None:
-        """Stop the thread, with `wait` after it has written queued sequences."""
+        """Stop the background thread.
+
+        wait: let it write the queued sequences first.
+        """
         thread = self._thread
         if wait and not self._ended and thread is not None and thread.is_alive():
             thread.join()
@@ -350,9 +356,9 @@ class PrefixStore:
 
 
 def require_paged_store(sequence: Sequence) -> PagedStore:
-    """Return a sequence's state, which must be copyable.
+    """Return the state of a sequence, which can be copied.
 
-    The reference backend's state is not, and is never cached.
+    The reference backend's state cannot, and is never cached.
     """
     store = sequence.store
     assert isinstance(store, PagedStore)

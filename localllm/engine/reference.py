@@ -1,4 +1,4 @@
-"""The backend in plain NumPy: slow and simple, the oracle that other backends are tested against."""
+"""Run models in plain NumPy: slow and simple, the oracle that other backends are tested against."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from localllm.kernels.reference import ReferenceCache
 
 
 class ReferenceBackend:
-    """A model in plain NumPy, always in full precision."""
+    """A backend in plain NumPy, always in full precision."""
 
     warning: str | None = None
     bytes_per_token = 0  # memory is managed by Python
@@ -27,7 +27,10 @@ class ReferenceBackend:
         self, forward: Callable[[ReferenceBuilder], np.ndarray], kv_type: KVType, context: int,
         observer: ImatrixCollector | None, encoding: Callable[[ReferenceBuilder], object] | None = None,
     ):  # fmt: skip
-        """Set what runs need; forward, encoding: call the architecture's verbs on a builder."""
+        """Set what runs need.
+
+        forward, encoding: call the architecture's verbs on a builder.
+        """
         self._forward, self._encoding, self._kv_type = forward, encoding, kv_type
         self._context, self._observer = context, observer
         self._matrices: dict[tuple[str, int], np.ndarray] = {}
@@ -36,7 +39,7 @@ class ReferenceBackend:
         return ReferenceCache(self._kv_type)
 
     def get_cache_usage(self) -> tuple[int, int]:
-        """Return 0 and no limit: arrays grow as needed."""
+        """Return 0 and no limit, because arrays grow as needed."""
         return 0, sys.maxsize
 
     def run(self, spans: Ids[SequenceSpan], precise: bool) -> np.ndarray:

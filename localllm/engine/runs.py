@@ -1,4 +1,4 @@
-"""Runs: one call of a backend that computes some tokens of one or more sequences (a batch).
+"""Divide prompts into runs: calls of a backend that compute tokens of one or more sequences (a batch).
 
 A prompt is divided into runs at positions that depend on the model only. Two prompts with a common prefix are therefore
 computed identically, to the bit, up to the last end of a run within the prefix, so that one can reuse the other's
@@ -30,10 +30,10 @@ MIN_CACHED_TOKENS = 512  # longer prompts are worth caching on disk: about a sec
 
 
 class RunPlan(NamedTuple):
-    """The division of prompts into runs: `first` tokens per run up to position DEEP, then `later`.
+    """How prompts are divided: `first` tokens per run up to DEEP_POSITION, then `later`.
 
-    exact: see EXACT. kernel_limits: see localllm.engine.backend.Backend; empty if results may depend on the other
-    tokens of a run. is_measuring: whether all activations keep 16 bits, by the same kernels for prompts of any length.
+    exact: see EXACT_TOKENS. kernel_limits: see localllm.engine.backend.Backend; empty if results may depend on the
+    other tokens of a run. is_measuring: all activations keep 16 bits, by the same kernels for prompts of any length.
     """
 
     later: int = LATER_RUN
@@ -46,7 +46,7 @@ class RunPlan(NamedTuple):
         """Return the index of the kernel range; tokens of equal index can share a run's matrix products."""
         return bisect_left(self.kernel_limits, kernel_tokens)
 
-    def select_same_kernels(self, some: int, others: int) -> bool:
+    def uses_same_kernels(self, some: int, others: int) -> bool:
         """Return whether two values of kernel_tokens select the same kernels, including those of attention."""
         are_few = [tokens <= FEW_TOKENS for tokens in (some, others)]
         is_same = are_few[0] == are_few[1] and self.find_kernel_class(some) == self.find_kernel_class(others)
@@ -61,7 +61,7 @@ class RunPlan(NamedTuple):
         return position // run * run + run
 
     def count_exact_tokens(self, count: int) -> int:
-        """Return the number of tokens at each end of a prompt that get a separate run.
+        """Return how many tokens at each end of a prompt get a separate run.
 
         count: tokens of the whole run.
         """

@@ -1,4 +1,4 @@
-"""A sequence: tokens that a model has processed, and their state."""
+"""Hold a sequence: tokens that a model has processed, and their state."""
 
 import sys
 import weakref
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class SequenceRunner(Protocol):
-    """The methods and attributes of an engine that a sequence uses.
+    """What a sequence uses of its engine.
 
     Attributes:
         context: maximum number of tokens in a sequence.  vocab_size: length of a row of logits.
@@ -54,7 +54,7 @@ class SequenceListener(Protocol):
 
     @property
     def engine(self) -> object:
-        """The engine that runs it."""
+        """The engine that runs the listener."""
 
     def on_hidden_states(self, place: int, ids: np.ndarray, hidden_states: np.ndarray) -> None:
         """Record tokens from this position on, int64, and their hidden states, float32 [tokens, width]."""
@@ -69,7 +69,7 @@ class SequenceListener(Protocol):
 
 
 class Sequence:
-    """One of an engine's sequences. Its memory is freed when it is closed or garbage-collected.
+    """A sequence of an engine, whose memory is freed when it is closed or garbage-collected.
 
     Its methods hold the engine's lock: calls from several threads are serialized.
 
@@ -80,7 +80,7 @@ class Sequence:
         listener: receives the tokens that the sequence processes; None: no listener.
         encoded: number of tokens at the beginning that belong to the encoder; without later tokens, the sequence
             is empty.
-        images: (index of the first row, image) of those among the tokens.
+        images: the images among the tokens, each with the index of its first row.
         exact: length of the prefix before the first token that was copied from another sequence.
         adapter_scales: the scales of adapters for its tokens.
         hook: sees and changes hidden states of its tokens, or None.
@@ -100,7 +100,7 @@ class Sequence:
 
     @property
     def context(self) -> int:
-        """Maximum number of tokens in the sequence."""
+        """The maximum number of tokens in the sequence."""
         return self.engine.context
 
     @property
@@ -109,28 +109,28 @@ class Sequence:
 
     @property
     def closed(self) -> bool:
-        """Return whether it was closed or garbage-collected."""
+        """Whether it was closed or garbage-collected."""
         return not self._finalizer.alive
 
     @property
     def store(self) -> SequenceState:
         """The sequence's state in the backend. Raises LocalllmError if the sequence is closed."""
         if not self._finalizer.alive:
-            raise LocalllmError("this sequence is closed")
+            raise LocalllmError("this sequence is closed: create another one")
         return self._store
 
     def append(self, ids: Ids[int], logits: str = "last", precise: bool = True, kernel_tokens: int = 0) -> np.ndarray:
         """Process tokens; return the requested logits, float32 [tokens, vocab].
 
         logits: those after the "last" token, after "all" or "none". precise: keep activations in 16 bits in small
-        batches; otherwise in 8, and a few tokens cost little more than one. kernel_tokens: see localllm.engine.runs; 0:
-        the number of tokens. Raises UsageError for an id outside of the vocabulary, ContextError if the tokens do not
-        fit, MemoryLimitError, and ModelError for NaN or infinite logits.
+        batches; otherwise in 8, and a few tokens cost little more than one. kernel_tokens: see localllm.engine.runs; 0
+        for the number of tokens. Raises UsageError for an id outside of the vocabulary, ContextError if the tokens do
+        not fit, MemoryLimitError, and ModelError for NaN or infinite logits.
         """
         return self.engine.run([(self, ids)], logits, precise, [kernel_tokens])[0]
 
     def fork(self) -> "Sequence":
-        """Copy the sequence; the copies share memory until one of them continues."""
+        """Return a copy, which shares memory with this sequence until one of them continues."""
         with self.engine.lock:
             twin = Sequence(self.engine, self.store.fork(len(self.tokens)), self.tokens)
             twin.aligned, twin.encoded, twin.images = self.aligned, self.encoded, [*self.images]
@@ -139,9 +139,14 @@ class Sequence:
             return twin
 
     def set_adapter_scales(self, scales: Ids[float]) -> None:
-        """Use these scales of the engine's adapters for the tokens that are read from now on. Raises UsageError."""
+        """Use these scales of the engine's adapters for the tokens that are processed from now on.
+
+        Raises UsageError.
+        """
         if len(scales) > len(self.engine.adapters):
-            raise UsageError(f"{len(scales)} scales are too many: the model has {len(self.engine.adapters)} adapters")
+            raise UsageError(
+                f"there must be at most {len(self.engine.adapters)} scales, one per adapter (found {len(scales)})"
+            )
         with self.engine.lock:
             self.adapter_scales.set(len(self.tokens), scales)
 
@@ -151,7 +156,7 @@ class Sequence:
         If the state cannot be cut exactly there, the next run recomputes some of the tokens.
         """
         if length < 0:
-            raise UsageError(f"a length must be 0 or greater, not {length}")
+            raise UsageError(f"a length must be 0 or greater (found {length})")
         with self.engine.lock:
             kept_length = self.clamp_length(min(length, len(self.tokens)))
             self.store.truncate(kept_length)
@@ -193,7 +198,10 @@ class Sequence:
         return find_last_end(self.tokens, length, self.engine.runs)
 
     def commit_tokens(self, place: int, ids: np.ndarray, image: ImageEmbedding | None) -> None:
-        """Record that a run has processed ids from this position on; image: the image of these rows, or None."""
+        """Record that a run has processed ids from this position on.
+
+        image: the image of these rows, or None.
+        """
         end = place + len(ids)
         self.tokens[place:end] = ids.tolist()
         if image is not None and (begin := place - decode_row(int(ids[0]))) not in [
@@ -203,7 +211,7 @@ class Sequence:
         self._update_aligned(place, end, image)
 
     def _update_aligned(self, place: int, end: int, image: ImageEmbedding | None) -> None:
-        """Update `aligned`: whether tokens [place, end) were prefilled on canonical run boundaries."""
+        """Update `aligned`: whether tokens [place, end) were prefilled in the runs of a new sequence."""
         if place < self.aligned:
             self.aligned = self._find_last_end(place)
         is_second = image is not None or place == self.engine.runs.exact  # a prompt's first tokens have a separate run
@@ -242,7 +250,10 @@ class Sequence:
         self.tokens += ids
 
     def release(self) -> None:
-        """Queue the memory to be freed when the engine is used next. Takes no lock: finalizers may call it."""
+        """Queue the memory to be freed when the engine is used next.
+
+        This takes no lock, because finalizers call it.
+        """
         if self._finalizer.detach():
             self.engine.orphaned.append(self._store)
             if self.listener:
@@ -269,4 +280,6 @@ def require_capacity(engine: SequenceRunner, requests: Ids[tuple[Sequence, Ids[i
             raise UsageError("a sequence belongs to the model that created it")
         length = len(sequence.tokens) + len(ids)
         if length > engine.context:
-            raise ContextError(f"{length} tokens do not fit the context of {engine.context}")
+            raise ContextError(
+                f"{length} tokens do not fit the context of {engine.context}: open the model with a larger one"
+            )

@@ -37,7 +37,7 @@ KV_TYPE = KVType.parse("f32")  # storage type of a run's keys and values
 class TracedProgram(NamedTuple):
     """The operations of a transformer or a projector, and the memory of its input rows.
 
-    rows: float32 [most rows, columns or more].
+    rows: float32 [maximum rows, columns or more].
     """
 
     recorder: TabulatedRecorder
@@ -45,7 +45,7 @@ class TracedProgram(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Length of an output row."""
+        """The length of an output row."""
         return self.recorder.operations[-1].output.columns
 
 
@@ -57,7 +57,7 @@ class VisionEncoder:
     """
 
     def __init__(self, file: GGUFFile, options: EngineOptions | None = None):
-        """Open a projector file. Raises ModelError if it is not a projector or is damaged; LocalllmError."""
+        """Open a projector file. Raises ModelError if it is damaged or not a projector; LocalllmError."""
         options = options or EngineOptions()
         self.family, self.hyperparameters = load_projector(file)
         self.lock, self._weights, self._options = create_lock(self), Weights(file.tensors), options
@@ -108,7 +108,7 @@ def trace_programs(file: GGUFFile, family: ModuleType, h: VisionHyperparameters)
     except ModelError as error:
         raise type(error)(f"{file.path}: {error}") from None
     if project.width != h.row_width:
-        raise ModelError(f"{file.path}: rows of {project.width} columns, but projection_dim is {h.row_width}")
+        raise ModelError(f"{file.path}: rows must have projection_dim columns, {h.row_width} (found {project.width})")
     return tower, project
 
 
@@ -123,10 +123,13 @@ def trace_program(
 
 
 class VisionProgram:
-    """The transformer or the projector of an encoder as a program with bidirectional attention."""
+    """The transformer or the projector of an encoder, compiled with bidirectional attention."""
 
     def __init__(self, traced: TracedProgram, h: VisionHyperparameters, options: EngineOptions, streams: bool = False):
-        """Compile the program; streams: release weights after each use. Raises ModelError, LocalllmError."""
+        """Compile the program. Raises ModelError, LocalllmError.
+
+        streams: whether weights are released after each use.
+        """
         self._rows, self._angles, operations = traced.rows, traced.recorder.angles, traced.recorder.operations
         self._pages = np.arange(-(-len(traced.rows) // PAGE))
         self._cache = RunCache(h.list_states(), len(self._pages), KV_TYPE, operations)
@@ -142,10 +145,10 @@ class VisionProgram:
         self.close = self._program.close
 
     def run(self, rows: np.ndarray, turns: np.ndarray | None = None, windows: np.ndarray | None = None) -> np.ndarray:
-        """Compute a row for each input row: float32 [rows, output length]; turns, windows: see Vision.
+        """Compute a row for each input row, float32 [rows, output length].
 
-        The memory of the run is freed afterwards, because images are rare. Raises ModelError for NaN or infinite
-        values.
+        turns: positions for RoPE, int64 [rows, 3]. windows: ends of attention windows, int64. The memory of the run is
+        freed afterwards, because images are rare. Raises ModelError for NaN or infinite values.
         """
         count = len(rows)
         self._rows[:count, : rows.shape[1]] = rows

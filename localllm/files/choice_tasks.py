@@ -1,12 +1,11 @@
-"""Files of multiple-choice tasks, as llama-perplexity reads them.
+"""Parse files of multiple-choice tasks in the three formats of llama-perplexity.
 
-They are HellaSwag, Winogrande, and binary files. HellaSwag has six lines per task: the context, the index of the right
-ending, and four endings. Winogrande is CSV without a header: a number, a sentence with "_" in place of a name, two
-names, and which of them is right, 1 or 2.
+HellaSwag: six lines per task, the context, the index of the right ending, and four endings. Winogrande: CSV without a
+header, one task per line: an id, a sentence with "_" in place of a name, two names, and which of them is right, 1 or 2.
 
-A binary file has, as little-endian uint32: the number of tasks; the offset of each in the file; then the tasks, each a
-question and two sets of answers (the second may have several right ones, and is not scored). A set is the number of
-answers, the answers, and a label for each, 1 for a right one. A string is its length in bytes, then UTF-8.
+The binary format is little-endian uint32: the number of tasks; the offset of each in the file; then the tasks. A task
+is a question and two sets of answers; the second set may have several right answers and is not scored. A set is the
+number of answers, the answers, and a label for each, 1 for a right one. A string is its length in bytes, then UTF-8.
 """
 
 import struct
@@ -22,10 +21,11 @@ MAX_ANSWERS = 100  # llama-perplexity refuses more
 
 @frozen
 class ChoiceTask:
-    """A multiple-choice task: the model should give a correct text the highest probability.
+    """A multiple-choice task: the model should give a right text the highest probability.
 
     Attributes:
-        texts: the context with each answer.  correct: indices of the right ones.
+        texts: the context with each answer.
+        correct: indices of the right texts.
         stems: the beginning of each text up to the end of the answer; () if all texts end with the answer.
     """
 
@@ -35,7 +35,7 @@ class ChoiceTask:
 
 
 def parse_hellaswag(data: bytes, name: str) -> list[ChoiceTask]:
-    """Parse tasks of six lines each. Raises UsageError with `name` and the line."""
+    """Parse tasks of six lines each. Raises UsageError that names the file and the line."""
     lines = split_lines(data, name)
     if len(lines) % (2 + ENDINGS):
         raise UsageError(
@@ -45,13 +45,13 @@ def parse_hellaswag(data: bytes, name: str) -> list[ChoiceTask]:
     for start in range(0, len(lines), 2 + ENDINGS):
         context, label, *endings = lines[start : start + 2 + ENDINGS]
         if label.strip() not in map(str, range(ENDINGS)):
-            raise UsageError(f"{name}: line {start + 2} must be the label of a task, 0 to 3, not {label[:60]!r}")
+            raise UsageError(f"{name}: line {start + 2} must be the label of a task, 0 to 3 (found {label[:60]!r})")
         tasks.append(ChoiceTask(tuple(f"{context} {ending}" for ending in endings), frozenset({int(label)})))
     return require_tasks(tasks, name)
 
 
 def parse_winogrande(data: bytes, name: str) -> list[ChoiceTask]:
-    """Parse one task per line of CSV. Raises UsageError with `name` and the line."""
+    """Parse one task per line of CSV. Raises UsageError that names the file and the line."""
     tasks = []
     for number, line in enumerate(split_lines(data, name), 1):
         _, sentence, first, second, answer = split_winogrande(line) or [""] * 5
@@ -69,7 +69,7 @@ def parse_winogrande(data: bytes, name: str) -> list[ChoiceTask]:
 def split_winogrande(line: str) -> list[str] | None:
     """Split a line at its first four commas outside quotes; None if it has fewer.
 
-    The quotes around the sentence are removed; other quotes stay, also doubled ones, as in llama-perplexity.
+    The quotes around the sentence are removed; all others stay, also doubled ones, as in llama-perplexity.
     """
     commas, is_quoted = list[int](), False
     for at, character in enumerate(line):
@@ -85,25 +85,28 @@ def split_winogrande(line: str) -> list[str] | None:
 
 
 def split_lines(data: bytes, name: str) -> list[str]:
-    """Return the lines of a text file, without empty ones at its end. Raises UsageError."""
+    """Return the lines of a text file without empty lines at the end. Raises UsageError."""
     return [line.removesuffix("\r") for line in decode_text(data, name).rstrip("\r\n").split("\n")]
 
 
 def require_tasks(tasks: list[ChoiceTask], name: str) -> list[ChoiceTask]:
-    """Raise UsageError if there are no tasks; return them."""
+    """Return the tasks. Raises UsageError if the list is empty."""
     if not tasks:
-        raise UsageError(f"{name}: the file has no tasks")
+        raise UsageError(f"{name}: the file must have at least one task")
     return tasks
 
 
 # ---- binary files
 
 
-class BinaryTasks(Sequence[ChoiceTask]):
-    """The tasks of a binary file: iterated in file order, or indexed by the file's table of offsets."""
+class BinaryTaskFile(Sequence[ChoiceTask]):
+    """A binary file of tasks: iteration follows the file's order, indexing its table of offsets."""
 
     def __init__(self, data: bytes, name: str):
-        """Read the table of offsets in `data`, the whole file. Raises UsageError if it has no tasks."""
+        """Read the table of offsets. Raises UsageError if the file has no tasks.
+
+        data: the whole file. name: its name in messages.
+        """
         self._data, self._name, self._at = data, name, 0
         count = len(data) >= 4 and self._read_number("the number of tasks")
         if not count or 4 * count > len(data):
@@ -115,13 +118,13 @@ class BinaryTasks(Sequence[ChoiceTask]):
         return len(self._positions)
 
     def __iter__(self) -> Iterator[ChoiceTask]:
-        """Yield all tasks in file order, without the table of offsets. Raises UsageError."""
+        """Yield all tasks in file order, ignoring the table of offsets. Raises UsageError."""
         self._at = self._first
         for number in range(len(self)):
             yield self._read_task(number)
 
     def __getitem__(self, number):  # type: ignore[no-untyped-def]
-        """Return a task by the table of offsets. Raises UsageError."""
+        """Return the task at an offset of the table. Raises UsageError."""
         self._at = self._positions[number]
         return self._read_task(number)
 
@@ -167,5 +170,5 @@ Parser = Callable[[bytes, str], Sequence[ChoiceTask]]
 PARSERS: dict[str, Parser] = {
     "hellaswag": parse_hellaswag,
     "winogrande": parse_winogrande,
-    "multiple-choice": BinaryTasks,
+    "multiple-choice": BinaryTaskFile,
 }

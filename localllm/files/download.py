@@ -1,8 +1,7 @@
-"""A resumable download, renamed to its target once its SHA-256 is verified.
+"""Resume downloads, and give a file its name only once its SHA-256 is verified.
 
-Received bytes go to a file next to the target, NAME.CHECKSUM.partial. If the process is killed, the next one continues
-after the last byte. The end of the file may be wrong then (zeros after a system crash), but the file gets its final
-name only if it has the expected SHA-256.
+Received bytes go to NAME.CHECKSUM.partial next to the target; after a crash the next process appends to it. Its last
+bytes may be wrong then (zeros after a system crash), which the final check detects.
 """
 
 import hashlib
@@ -22,7 +21,7 @@ CHUNK = 1 << 22  # bytes read at once
 
 
 class Download:
-    """A partly downloaded file, open for writing in a `with` block; no other process can open it.
+    """A partly downloaded file, open for writing in a `with` block and locked against other processes.
 
     Attributes:
         path: path of the partial file.  position: its size in bytes.
@@ -31,15 +30,15 @@ class Download:
     def __init__(self, target: Path, size: int, sha256: str, on_read: Callable[[int], None] = lambda done: None):
         """Prepare a download without opening the file.
 
-        size (bytes) and sha256 (hexadecimal digits) are those of the complete file. on_read(bytes) reports progress
-        while the bytes of an earlier process are hashed.
+        size, sha256: bytes and hexadecimal digits of the complete file. on_read: called with the number of bytes hashed
+        so far, while the bytes of an earlier process are read.
         """
         self.target, self.size, self.sha256 = target, size, sha256
         self.path = target.with_name(f"{target.name}.{sha256[:16]}{PARTIAL}")
         self._on_read = on_read
 
     def __enter__(self) -> Self:
-        """Open the partial file.
+        """Open the partial file and hash the bytes that it has.
 
         Raises UsageError if another process has it open, LocalllmError if the folder cannot be written to.
         """
@@ -55,28 +54,25 @@ class Download:
         return self
 
     def _open_locked(self) -> int:
-        """Open and lock the partial file.
-
-        Opens it again if another process renamed or replaced it meanwhile.
-        """
+        """Open and lock the partial file, again if another process has renamed or replaced it meanwhile."""
         while True:
             descriptor = open_without_links(self.path, os.O_RDWR | os.O_CREAT)
             if not lock_file(descriptor):
                 os.close(descriptor)
-                raise UsageError(f"{self.target}: another localllm is pulling this file")
+                raise UsageError(f"{self.target}: another localllm is pulling this file; wait until it has finished")
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), os.lstat(self.path)):
                     return descriptor
             os.close(descriptor)
 
     def _remove_other_versions(self) -> None:
-        """Remove partial files of other versions of the target (other checksums)."""
+        """Remove partial files of the target with other checksums."""
         for path in find_partials(self.target):
             if path != self.path:
                 remove_unlocked(path)
 
     def _read(self) -> None:
-        """Hash the existing bytes and move to their end."""
+        """Hash the existing bytes, so that `write` continues after them."""
         self._hash, self.position = hashlib.sha256(), 0
         while data := read_at(self._descriptor, CHUNK, self.position):
             self._hash.update(data)
@@ -97,18 +93,18 @@ class Download:
 
     @property
     def is_verified(self) -> bool:
-        """Return whether size and checksum are those of the complete file."""
+        """Whether size and checksum are those of the complete file."""
         return self.position == self.size and self._hash.hexdigest() == self.sha256
 
     def restart(self) -> None:
-        """Discard all bytes."""
+        """Discard all bytes and start again."""
         os.ftruncate(self._descriptor, 0)
         self._read()
 
     def finish(self, check: Callable[[str], object]) -> None:
-        """Rename the file to its target if `check(path)` accepts it; otherwise remove it.
+        """Rename the file to its target if `check` accepts its path; otherwise remove it.
 
-        Raises ModelError, the errors of `check`, and LocalllmError.
+        Raises ModelError for a wrong checksum, any error of `check`, and LocalllmError.
         """
         if problem := self._find_problem(check):
             self.restart()  # __exit__ removes an empty file
@@ -121,10 +117,10 @@ class Download:
             raise self._make_error(error) from None
 
     def _find_problem(self, check: Callable[[str], object]) -> ModelError | None:
-        """Return the reason to refuse the file, or None.
+        """Return the reason to reject the file, or None.
 
-        It is a new exception, without references to anything that `check` mapped: on Windows a mapped file cannot be
-        truncated.
+        The exception is a new one without references to arrays that `check` mapped: Windows cannot truncate a mapped
+        file.
         """
         try:
             if not self.is_verified:
@@ -146,7 +142,7 @@ class Download:
 
 
 def find_partials(target: Path) -> list[Path]:
-    """List the partial files of a target."""
+    """List the partial files of a target, of any version."""
     with suppress(OSError):
         return [
             path
@@ -157,9 +153,9 @@ def find_partials(target: Path) -> list[Path]:
 
 
 def compute_sha256(path: Path, on_read: Callable[[int], None]) -> str:
-    """Compute a file's SHA-256 in hexadecimal digits.
+    """Compute a file's SHA-256 as hexadecimal digits.
 
-    on_read(bytes) reports progress.
+    on_read: called with the number of bytes read so far.
     """
     digest, count = hashlib.sha256(), 0
     with open(path, "rb", buffering=0) as file:

@@ -1,10 +1,9 @@
-"""Importance matrix files: mean squared activations per column, which guide quantizing.
+"""Read and write importance matrices: mean squared activations per column, which guide quantizing.
 
 llama.cpp's GGUF layout: general.type "imatrix", imatrix.datasets (names of the calibration texts), imatrix.chunk_count
-and imatrix.chunk_size (tokens). For each matrix NAME of the model there are two tensors: NAME.in_sum2, float32
-[matrices, columns], the sums of squared activations, and NAME.counts, float32 [matrices, 1], the token counts. A stack
-of experts has one row per expert; for everything else `matrices` is 1, and the tensors are vectors. Other tensors are
-not read.
+and imatrix.chunk_size (tokens). Each matrix NAME of the model has two tensors: NAME.in_sum2, float32 [matrices,
+columns], sums of squared activations, and NAME.counts, float32 [matrices, 1], token counts. A stack of experts has one
+row per expert; otherwise `matrices` is 1 and the tensors are vectors. Other tensors are ignored.
 
 llama.cpp's older layout (.dat) can be read, too. It is a sequence of little-endian int32 and float32: the number of
 matrices; for each the length of its name, the name, a number of calls n, the number of values, and the values, mean
@@ -30,18 +29,18 @@ RUN_KEY = "localllm.imatrix.run"
 
 @dataclass(frozen=True, eq=False)
 class SquaredActivations:
-    """Sums of squared activations of one matrix, or of each expert of a stack."""
+    """Sums of squared activations of a matrix, or of each expert of a stack."""
 
     sums: np.ndarray  # float32 [matrices, columns] of squared activations
     counts: np.ndarray  # float64 [matrices], whole numbers of tokens
 
     def average(self) -> np.ndarray:
-        """Average per column, float32 [matrices, columns]; 1 for an expert that no token was routed to."""
+        """Return the mean per column, float32 [matrices, columns]; 1 for an expert that received no token."""
         counts = self.counts[:, None]
         return np.where(counts > 0, self.sums / np.maximum(counts, 1), 1).astype(np.float32)
 
     def merge(self, other: "SquaredActivations") -> "SquaredActivations":
-        """Add the sums and counts of both. Raises ValueError if the shapes differ."""
+        """Return the sum of both. Raises ValueError if the shapes differ."""
         if self.sums.shape != other.sums.shape:
             raise ValueError(f"{list(self.sums.shape)} and {list(other.sums.shape)}")
         return SquaredActivations(self.sums + other.sums, self.counts + other.counts)
@@ -49,7 +48,7 @@ class SquaredActivations:
 
 @dataclass(frozen=True, eq=False)
 class ImportanceMatrix:
-    """The squared activations of all matrices of a model, measured over calibration texts."""
+    """The squared activations of all matrices of a model, measured on calibration texts."""
 
     squares: Mapping[str, SquaredActivations]  # by tensor name, as blk.0.attn_q.weight
     datasets: Sequence[str] = ()  # names of the texts
@@ -58,9 +57,9 @@ class ImportanceMatrix:
     run: str = ""  # in an unfinished file, a key that identifies the computation
 
     def merge(self, other: "ImportanceMatrix") -> "ImportanceMatrix":
-        """Merge both, as if one run had continued the other.
+        """Return the sum of both, as if one run had continued the other.
 
-        Raises UsageError for matrices of two different models.
+        Raises UsageError if they are of different models.
         """
         squares = dict(self.squares)
         for name, squares_there in other.squares.items():
@@ -76,7 +75,7 @@ class ImportanceMatrix:
 def load_imatrix(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """Load mean squared activations by tensor name: float32 [columns], or [experts, columns].
 
-    The older layout has those of experts as [experts * columns]. Raises ModelError.
+    In the older layout, experts have [experts * columns]. Raises ModelError.
     """
     means = {name: squares.average() for name, squares in read_imatrix(path).squares.items()}
     return {name: mean[0] if len(mean) == 1 else mean for name, mean in means.items()}
@@ -85,7 +84,7 @@ def load_imatrix(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 def read_imatrix(path: str | os.PathLike[str]) -> ImportanceMatrix:
     """Read an importance matrix in either layout.
 
-    Raises ModelError, and UsageError for a file that cannot be read.
+    Raises ModelError if it is invalid, UsageError if the file cannot be read.
     """
     path = os.fsdecode(path)
     try:
@@ -116,7 +115,7 @@ def read_gguf(path: str) -> ImportanceMatrix:
 
 
 def read_squares(file: GGUFFile, name: str) -> SquaredActivations:
-    """Read the two tensors of a matrix."""
+    """Read the sums and counts of a matrix. Raises ModelError."""
     sums, counts = file.tensors[name + SUMS_SUFFIX], file.tensors.get(name + COUNTS_SUFFIX)
     if counts is None or {sums.format.name, counts.format.name} != {"F32"}:
         raise ModelError(f"{printable(file.path, 4096)}: {printable(name)} must have sums and counts in F32")
@@ -129,13 +128,13 @@ def read_squares(file: GGUFFile, name: str) -> SquaredActivations:
 
 
 def get_positive_integer(metadata: Mapping[str, object], key: str, default: int) -> int:
-    """Return a positive integer of the metadata, or the default."""
+    """Return a value of the metadata, or the default if it is not a positive integer."""
     value = metadata.get(key)
     return value if isinstance(value, int) and value > 0 else default
 
 
 def read_legacy(path: str) -> ImportanceMatrix:
-    """Read the older layout (.dat), in which all experts of a stack share one count."""
+    """Read the older layout (.dat), in which all experts of a stack share a count. Raises ModelError."""
     data, squares = memoryview(Path(path).read_bytes()), {}
     try:
         entries, data = read_number(data)
@@ -156,19 +155,19 @@ def read_legacy(path: str) -> ImportanceMatrix:
         chunks, data = read_number(data) if data else (0, data)
         dataset, data = read_string(data) if data else ("", data)
     except (ValueError, UnicodeDecodeError):
-        raise ModelError(f"{printable(path, 4096)}: not an importance matrix") from None
+        raise ModelError(f"{printable(path, 4096)}: not an importance matrix of llama.cpp (.gguf or .dat)") from None
     return ImportanceMatrix(squares, [dataset] if dataset else [], max(chunks, 0))
 
 
 def read_number(data: memoryview) -> tuple[int, memoryview]:
-    """Read an int32; return it and the rest."""
+    """Read an int32 and return it with the remaining data. Raises ValueError at the end of the data."""
     if len(data) < 4:
         raise ValueError
     return int.from_bytes(data[:4], "little", signed=True), data[4:]
 
 
 def read_string(data: memoryview) -> tuple[str, memoryview]:
-    """Read a string after its length; return it and the rest."""
+    """Read a string that its length precedes, and return it with the remaining data. Raises ValueError."""
     length, data = read_number(data)
     if not 0 <= length <= len(data):
         raise ValueError
@@ -176,19 +175,19 @@ def read_string(data: memoryview) -> tuple[str, memoryview]:
 
 
 def write_imatrix(path: str | os.PathLike[str], matrix: ImportanceMatrix) -> None:
-    """Write the GGUF layout, atomically. Raises LocalllmError."""
+    """Write an importance matrix in the GGUF layout, atomically. Raises LocalllmError."""
     metadata = {
         "general.type": "imatrix",
         "imatrix.datasets": list(matrix.datasets) or ["unknown"],  # llama-quantize takes the first without asking
         "imatrix.chunk_count": matrix.chunks,
         "imatrix.chunk_size": matrix.chunk_size,
     }
-    outputs = [output for name, squares in sorted(matrix.squares.items()) for output in to_tensors(name, squares)]
+    outputs = [output for name, squares in sorted(matrix.squares.items()) for output in build_tensors(name, squares)]
     write_gguf(path, metadata | ({RUN_KEY: matrix.run} if matrix.run else {}), outputs)
 
 
-def to_tensors(name: str, squares: SquaredActivations) -> tuple[OutputTensor, OutputTensor]:
-    """Convert the squares of a matrix to its two tensors."""
+def build_tensors(name: str, squares: SquaredActivations) -> tuple[OutputTensor, OutputTensor]:
+    """Build the two tensors of a matrix in the GGUF layout."""
     is_single, counts = len(squares.sums) == 1, squares.counts.astype(np.float32)
     return (
         OutputTensor.from_array(name + SUMS_SUFFIX, squares.sums[0] if is_single else squares.sums),

@@ -1,7 +1,7 @@
-"""A JSON Lines file that grows by whole lines and can be resumed after a crash.
+"""Append records to a JSON Lines file, so that the work can resume after a crash.
 
-Every line is written to the system at once, so a killed process leaves at most one incomplete line at the end, which
-the next process cuts off.
+Each line reaches the operating system at once, so a killed process leaves at most one incomplete line at the end, which
+the next process removes.
 """
 
 import json
@@ -18,7 +18,7 @@ BEGINNING = b'{"id": '  # of every line, by which an incomplete line is recogniz
 
 
 def encode_line(record: dict[str, object]) -> bytes:
-    """Encode a record as a line; in ASCII if a string in it cannot be encoded as UTF-8."""
+    """Encode a record as a line, with escapes if a string cannot be encoded as UTF-8."""
     try:
         return json.dumps(record, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError:
@@ -38,10 +38,9 @@ class JsonlFile:
         inputs: tuple[str, ...] = (),
         keep: Callable[[dict[str, object]], bool] = bool,
     ):
-        """Prepare the file without opening it.
+        """Check the path without opening the file. Raises UsageError if it cannot be written.
 
-        inputs: files that `path` must not be.  keep(record): whether a record of an earlier run stays.
-        Raises UsageError for a path that cannot be written.
+        inputs: files that `path` must not overwrite. keep: returns whether a record of an earlier run stays.
         """
         self.path, self._keep, self._descriptor = resolve_target(path, inputs), keep, -1
         self.records: list[dict[str, object]] = []
@@ -49,7 +48,7 @@ class JsonlFile:
     def __enter__(self) -> Self:
         """Open the file and read its records.
 
-        Raises UsageError, and leaves the file unchanged, if it has other contents or another process writes it.
+        Raises UsageError if it has other content, which stays unchanged, or if another process writes it.
         """
         self._open()
         try:
@@ -70,10 +69,10 @@ class JsonlFile:
         self._replace(b"")
 
     def _replace(self, content: bytes) -> None:
-        """Replace the file's content.
+        """Replace the content of the file.
 
-        On systems that can replace an open file it stays locked throughout. On others it is closed for a moment, in
-        which another process may take it with its old content.
+        It stays locked throughout if this system can replace an open file. Otherwise it is closed for a moment, in
+        which another process may open it with its old content.
         """
         with SafeFile(self.path) as new:
             new.write(content)
@@ -91,20 +90,22 @@ class JsonlFile:
         self._descriptor = open_file(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         if not lock_file(self._descriptor):
             self._close()
-            raise UsageError(f"{self.path}: another process is writing this file")
+            raise UsageError(
+                f"{self.path}: another process is writing this file; wait for it or use another output file"
+            )
 
     def _parse_whole_lines(self, data: bytes) -> list[tuple[dict[str, object], bytes]]:
-        """Parse records with their lines, without an incomplete line at the end.
-
-        Raises UsageError for other contents.
-        """
+        """Parse the complete lines and return each record with its line. Raises UsageError for other content."""
         *lines, torn = data.split(b"\n")
         if not (torn.startswith(BEGINNING) or BEGINNING.startswith(torn)):
             lines.append(torn)
         return [(self._parse_record(number, line), line + b"\n") for number, line in enumerate(lines, 1)]
 
     def parse_lines(self, data: bytes) -> list[dict[str, object]]:
-        """Parse the records in a file's content, as __enter__ does. Raises UsageError for other contents."""
+        """Parse the records in a file's content; an incomplete last line is ignored.
+
+        Raises UsageError for other content.
+        """
         return [record for record, _ in self._parse_whole_lines(data)]
 
     def _parse_record(self, number: int, line: bytes) -> dict[str, object]:
@@ -117,7 +118,7 @@ class JsonlFile:
         return record
 
     def write(self, line: bytes) -> None:
-        """Append a whole line. Raises LocalllmError if the disk is full or a write fails."""
+        """Append a line. Raises LocalllmError if the disk is full or a write fails."""
         remaining = memoryview(line)
         try:
             while remaining:
@@ -128,7 +129,7 @@ class JsonlFile:
             ) from None
 
     def __exit__(self, *error: object) -> None:
-        """Sync and close the file; remove it if it is empty."""
+        """Sync and close the file, and remove it if it is empty."""
         try:
             if os.fstat(self._descriptor).st_size:
                 sync_file(self._descriptor)

@@ -1,10 +1,10 @@
-"""Files of logits for comparing models, in the layout of llama-perplexity's --kl-divergence-base.
+"""Read and write logits for comparing models, in the layout of llama-perplexity's --kl-divergence-base.
 
 All little-endian: "_logits_"; three int32: the tokens of a chunk n, the vocabulary size v, the number of chunks; the
 tokens, int32 [chunks, n]. Then follow, for each chunk, the log-probabilities of the next token after each of the tokens
 n / 2 to n - 2: a row of uint16 [4 + v rounded up to even]. The first 8 bytes of a row are two float32, scale and
-minimum, and each value x after them represents x * scale + minimum. The probability of a token is stored as at least
-e^-16 times that of the likeliest token.
+minimum; each value x after them represents x * scale + minimum. A token that is less likely than e^-16 times the
+likeliest is stored with that probability.
 """
 
 import os
@@ -24,19 +24,20 @@ HEADER_VALUES = 4  # uint16 numbers of a row before the vocabulary: scale and mi
 
 
 def compute_row_width(vocab_size: int) -> int:
-    """Return the length of a row, in uint16 values."""
+    """Return the length of a row in uint16 values."""
     return HEADER_VALUES + vocab_size + vocab_size % 2
 
 
 def count_scored_tokens(size: int) -> int:
-    """Return the number of rows of logits that a chunk of `size` tokens has."""
+    """Return how many tokens of a chunk of `size` tokens have logits."""
     return size - 1 - size // 2
 
 
 def quantize_logits(logits: np.ndarray, log_sum: float, row: np.ndarray, scratch: np.ndarray) -> None:
-    """Quantize one token's logits, float32 [vocab], to `row`, uint16 [row_width(vocab)].
+    """Quantize the logits of one token into a row.
 
-    log_sum: log(sum(exp(logits))).  scratch: float32 [vocab], overwritten.
+    logits: float32 [vocab]. log_sum: log(sum(exp(logits))). row: uint16 [compute_row_width(vocab)], written. scratch:
+    float32 [vocab], overwritten.
     """
     top = logits.max()
     bottom = max(logits.min(), top - MAX_DISTANCE)
@@ -50,7 +51,7 @@ def quantize_logits(logits: np.ndarray, log_sum: float, row: np.ndarray, scratch
 
 
 def dequantize_logits(row: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Decode a row's log-probabilities to float32 [vocab]."""
+    """Decode the log-probabilities of a row into `out`, float32 [vocab], and return it."""
     scale, minimum = row[:HEADER_VALUES].view("<f4")
     np.multiply(row[HEADER_VALUES : HEADER_VALUES + len(out)], scale, out=out)
     out += minimum
@@ -58,12 +59,12 @@ def dequantize_logits(row: np.ndarray, out: np.ndarray) -> np.ndarray:
 
 
 class LogitsWriter:
-    """A new file of logits, which appears under its name when its `with` block ends without an exception."""
+    """A new file of logits, which replaces `path` when its `with` block ends without an exception."""
 
     def __init__(self, path: str | os.PathLike[str], chunks: np.ndarray, vocab_size: int):
-        """Prepare a file for chunks, int32 [chunks, tokens of a chunk].
+        """Prepare a file for the logits of chunks. Raises UsageError, and LocalllmError if the disk is too full.
 
-        Raises UsageError, and LocalllmError if the disk is too full.
+        chunks: int32 [chunks, tokens of a chunk].
         """
         count, size = chunks.shape
         self._file = SafeFile(resolve_target(path))
@@ -75,7 +76,7 @@ class LogitsWriter:
             raise LocalllmError(f"{os.fsdecode(path)}: {count} chunks of logits take {sizes}; lower --chunks")
 
     def write(self, rows: np.ndarray) -> None:
-        """Append rows made by `pack`, in order."""
+        """Append rows that `quantize_logits` has written, in order."""
         self._file.write(rows)
 
     def __enter__(self) -> Self:
@@ -88,7 +89,7 @@ class LogitsWriter:
 
 
 class LogitsFile(NamedTuple):
-    """A file of logits, open for reading."""
+    """A file of logits, mapped into memory."""
 
     chunks: np.ndarray  # int32 [chunks, tokens of a chunk]
     vocab_size: int
@@ -96,7 +97,7 @@ class LogitsFile(NamedTuple):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "LogitsFile":
-        """Open a file. Raises ModelError for an invalid or incomplete one, UsageError if it cannot be read."""
+        """Map a file into memory. Raises ModelError if it is invalid or incomplete, UsageError if it cannot be read."""
         name = printable(os.fsdecode(path), 4096)
         try:
             with open(path, "rb") as file:
@@ -108,9 +109,9 @@ class LogitsFile(NamedTuple):
             raise ModelError(f"{name}: not a logits file; --save-logits writes one")
         size, vocab_size, count = struct.unpack("<3i", beginning[8:])
         if min(size - 3, vocab_size, count) < 1:
-            raise ModelError(f"{name}: the logits file is damaged")
+            raise ModelError(f"{name}: the logits file is damaged; write it again with --save-logits")
         start, numbers = 20 + 4 * count * size, compute_row_width(vocab_size)
         if length != start + count * count_scored_tokens(size) * numbers * 2:
-            raise ModelError(f"{name}: the logits file is incomplete")
+            raise ModelError(f"{name}: the logits file is incomplete; write it again with --save-logits")
         chunks = np.fromfile(path, "<i4", count * size, offset=20).reshape(count, size)
         return cls(chunks, vocab_size, np.memmap(path, "<u2", "r", start, (count, count_scored_tokens(size), numbers)))

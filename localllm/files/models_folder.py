@@ -1,8 +1,8 @@
-"""The folder of downloaded models: plain files, OWNER/REPOSITORY/FILE.gguf, for other programs, too.
+"""List the downloaded models: OWNER/REPOSITORY/FILE.gguf in a folder that other programs can use, too.
 
-GGUF files that the user puts there are models as well. A download in progress is next to its target, with the extension
-.partial (see localllm.files.download). The vision projector (mmproj) of a model is a separate file next to it, as
-llama.cpp writes it.
+GGUF files that the user copies there are models as well. A download in progress has the extension .partial (see
+localllm.files.download). The vision projector (mmproj) of a model is a separate file next to it, as llama.cpp writes
+it.
 """
 
 import os
@@ -33,12 +33,12 @@ QUANTIZATION = re.compile(
 
 @frozen
 class ModelFile:
-    """A model in a repository or in the folder: one file, or all the files of a split model.
+    """A model in a repository or in the folder: a file, or all files of a split model.
 
     Attributes:
-        name: path of the file with slashes, without the index of a split and the extension.
+        name: path with slashes, without the index of a split and the extension.
         files: names of the files, in order.
-        is_whole: whether all files are present.
+        is_whole: no file of a split model is missing.
     """
 
     name: str
@@ -47,7 +47,7 @@ class ModelFile:
 
     @property
     def quantization(self) -> str:
-        """The quantization in the file's name, such as Q4_K_M; "" if there is none."""
+        """The quantization in the file's name, such as Q4_K_M, or ""."""
         for part in reversed(PurePosixPath(self.name).parts):
             if matches := QUANTIZATION.findall(part):
                 return normalize_quantization(matches[-1])
@@ -55,21 +55,21 @@ class ModelFile:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """All names of the quantization: Q4_K_M, and also I1-Q4_K_M if the file's name has that prefix."""
+        """Names that select this file: Q4_K_M, and I1-Q4_K_M if the file's name has that prefix."""
         kind = self.quantization
         is_weighted = kind and f"{WEIGHTED}{kind}" in self.name.upper().replace("FP", "F")
         return (kind, f"{WEIGHTED}{kind}") if is_weighted else (kind,)
 
 
 def normalize_quantization(quantization: str) -> str:
-    """Normalize the name of a quantization: q4_k_m to Q4_K_M, fp16 to F16."""
+    """Return the usual spelling of a quantization: q4_k_m as Q4_K_M, fp16 as F16."""
     return quantization.upper().replace("FP", "F") if "MXFP" not in quantization.upper() else quantization.upper()
 
 
 def group_models(names: Iterable[str]) -> list[ModelFile]:
-    """Group the files of a repository or folder into models, sorted by name.
+    """Group file names into models, sorted by name.
 
-    Projectors and importance matrices are omitted. So are draft heads, unless there is nothing else.
+    Omits projectors, importance matrices, and draft heads unless there is no other model.
     """
     names = [name for name in names if is_model(name)]
     names = [name for name in names if not is_draft_head(name)] or names
@@ -84,30 +84,30 @@ def group_models(names: Iterable[str]) -> list[ModelFile]:
 
 
 def is_model(name: str) -> bool:
-    """Return whether a file is a model, or one split of it, by its name."""
+    """Return whether a file name is that of a model or of one of its splits."""
     base = PurePosixPath(name).name.lower()
     return base.endswith(ENDING) and not base.startswith(".") and not any(mark in base for mark in OTHER_FILE_MARKS)
 
 
 def is_draft_head(name: str) -> bool:
-    """Return whether a file is the draft head of another model, by its name, as in llama.cpp."""
+    """Return whether a file name is that of a draft head for another model, by llama.cpp's prefixes."""
     return any(mark in PurePosixPath(name).name.lower() for mark in DRAFT_HEADS)
 
 
 def get_models_folder() -> Path:
-    """Return the folder of models. Raises UsageError as find_models_folder does."""
+    """Return the folder of models. Raises UsageError if LOCALLLM_MODELS is relative."""
     return find_models_folder()[0]
 
 
 def find_models_folder() -> tuple[Path, str]:
     """Return the folder of models, and the environment variable that sets it, or "".
 
-    LOCALLLM_MODELS names the folder itself, XDG_DATA_HOME its parent; the XDG specification says to ignore a relative
-    path. Raises UsageError if LOCALLLM_MODELS is relative.
+    LOCALLLM_MODELS names the folder itself, XDG_DATA_HOME its parent. A relative XDG_DATA_HOME is ignored, as the XDG
+    specification asks. Raises UsageError if LOCALLLM_MODELS is relative.
     """
     if folder := os.path.expanduser(os.environ.get(FOLDER_VARIABLE, "")):
         if not os.path.isabs(folder):
-            raise UsageError(f"{FOLDER_VARIABLE} must be an absolute path, not {folder!r}")
+            raise UsageError(f"{FOLDER_VARIABLE} must be an absolute path (found {folder!r})")
         return Path(folder), FOLDER_VARIABLE
     return get_user_folder("data") / "models", get_folder_variable("data")
 
@@ -134,12 +134,12 @@ def list_created_names() -> list[str]:
 
 
 def list_files(folder: Path) -> list[str]:
-    """List all files in a folder and its subfolders, with slashes; empty if there is no folder."""
+    """List the files in a folder and its subfolders as paths with slashes; empty if the folder does not exist."""
     return list_readable(folder)[0]
 
 
 def list_own_files(folder: Path) -> list[str]:
-    """List files as list_files does. Raises LocalllmError if the folder exists but cannot be read."""
+    """List files like list_files. Raises LocalllmError if the folder exists but cannot be read."""
     names, errors = list_readable(folder)
     if str(folder) in errors:
         raise LocalllmError(f"{folder}: the folder of models cannot be read: {errors[str(folder)]}")
@@ -147,7 +147,7 @@ def list_own_files(folder: Path) -> list[str]:
 
 
 def list_readable(folder: Path) -> tuple[list[str], dict[str, str]]:
-    """List all files in a folder and its subfolders, and the folders that cannot be read with the reasons."""
+    """List the files in a folder and its subfolders, and by path the reason why a folder cannot be read."""
     errors: dict[str, str] = {}
 
     def note(error: OSError) -> None:
@@ -167,7 +167,7 @@ def get_size(path: Path) -> int:
 
 
 def get_split_size(path: str) -> int:
-    """Return the size in bytes of a model's file, or of all files of a split model."""
+    """Return the size in bytes of a model: its file, or all files of the split model."""
     split = SPLIT.fullmatch(path)
     if split is None:
         return get_size(Path(path))
@@ -176,7 +176,7 @@ def get_split_size(path: str) -> int:
 
 
 def remove_empty_folders(folder: Path) -> None:
-    """Remove a folder of models and its parents, as long as they are empty."""
+    """Remove a folder and its parents within the models folder, as long as they are empty."""
     while get_models_folder() in folder.parents:
         try:
             folder.rmdir()
@@ -196,9 +196,9 @@ PROJECTOR_FORMATS = (
 
 
 def find_projector(path: str) -> str:
-    """Find the file with "mmproj" in its name in a model's folder.
+    """Return the path of the only file with "mmproj" in its name in a model's folder.
 
-    Raises UsageError if there is none, or more than one.
+    Raises UsageError if there is none or more than one.
     """
     folder = os.path.dirname(os.path.abspath(path))
     names = sorted(list_projectors(folder))
@@ -218,7 +218,7 @@ def find_projector(path: str) -> str:
 
 
 def get_projector_size(path: str) -> int:
-    """Return the size in bytes of the projector next to a model; 0 if it is missing or ambiguous."""
+    """Return the size in bytes of the projector that find_projector returns; 0 if it raises."""
     try:
         return os.stat(find_projector(path)).st_size
     except (UsageError, OSError):
@@ -226,18 +226,21 @@ def get_projector_size(path: str) -> int:
 
 
 def list_projectors(folder: str) -> Iterator[str]:
-    """Yield the names of a folder's files that are projectors by their names."""
+    """Yield the file names of projectors in a folder."""
     with os.scandir(folder) as entries:
         yield from (entry.name for entry in entries if is_projector(entry.name))
 
 
 def is_projector(name: str) -> bool:
-    """Return whether a file is a projector by its name."""
+    """Return whether a file name is that of a vision projector."""
     return "mmproj" in name.lower() and name.lower().endswith(".gguf")
 
 
 def choose_projector(names: Iterable[str], model: str) -> str | None:
-    """Choose the projector for a model among a repository's files: same folder, preferred format."""
+    """Choose a model's projector among the files of its repository.
+
+    Prefers the model's folder, then its name, then the formats in PROJECTOR_FORMATS. None if there is no projector.
+    """
     folder = PurePosixPath(model).parent
     candidates_here = [name for name in sorted(names) if is_projector(name) and PurePosixPath(name).parent == folder]
     same_stem = [
@@ -254,7 +257,7 @@ def choose_projector(names: Iterable[str], model: str) -> str | None:
 
 
 def get_stem(path: str) -> str:
-    """Return a file's name in lower case without its extension, its format and "mmproj"."""
+    """Return a file name in lower case, without extension, quantization and "mmproj"."""
     name = os.path.basename(path).lower().removesuffix(".gguf").replace("mmproj", "").strip("-_.")
     stem, _, end = name.rpartition("-")
     is_format = end.startswith(("f16", "f32", "bf16", "q", "iq")) and end[-1:].isalnum()

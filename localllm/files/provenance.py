@@ -1,8 +1,8 @@
-"""The provenance of an output file: its input and its model.
+"""Record which input and model an output file was made from, so that it can be resumed safely.
 
-It is recorded in a hidden file next to the output, .NAME.localllm:
+The record is a hidden file next to the output, .NAME.localllm:
 
-{"path": "/home/me/questions.txt", "size": 5120, "beginning": "9f86d081884c7d65", "by": {"model": "60303ae22b998861"}}
+    {"path": "/home/me/questions.txt", "size": 5120, "beginning": "9f86d081884c7d65", "by": {"model": "6030"}}
 """
 
 import json
@@ -20,11 +20,11 @@ BEGINNING = 1 << 16  # bytes of the input that are hashed
 
 @frozen
 class Provenance:
-    """The input of an output (a file or stdin), and the model and options that answered it.
+    """The input of an output file, and the model and options that produced it.
 
     Attributes:
-        path: absolute, or "" for stdin.  size: in bytes.
-        beginning: a hash of its first bytes, BEGINNING at most, in hexadecimal.
+        path: absolute path of the input, "" for stdin.  size: in bytes.
+        beginning: hash of the input's first BEGINNING bytes, in hexadecimal.
         by: hashes, by name ("model", "prompt"), of everything else that the answers depend on.
     """
 
@@ -37,7 +37,7 @@ class Provenance:
     def describe(cls, data: bytes, path: str, by: Mapping[str, str] | None = None) -> "Provenance":
         """Describe an input.
 
-        data: all of it, or its first bytes.  path: "" for stdin.
+        data: its content, at least the first BEGINNING bytes. path: "" for stdin.
         """
         return cls(os.path.abspath(path) if path else "", len(data), hash_beginning(data), by or {})
 
@@ -46,17 +46,17 @@ class Provenance:
 
 
 def hash_beginning(data: bytes) -> str:
-    """Hash the first bytes, BEGINNING at most, in hexadecimal."""
+    """Hash the first BEGINNING bytes, as hexadecimal digits."""
     import hashlib
 
     return hashlib.blake2b(data[:BEGINNING], digest_size=8).hexdigest()
 
 
 def is_same_input(earlier: Provenance, data: bytes, current: Provenance) -> bool:
-    """Return whether the input `data` is the recorded one; a file under the same path may have grown.
+    """Return whether `data` is the recorded input; a file under the same path may have grown.
 
-    A pipe that was answered line by line is recorded as empty and matches any input: its records are compared
-    individually elsewhere.
+    A pipe that was answered line by line is recorded as empty and matches any input, because its records are compared
+    one by one later.
     """
     if not (earlier.path or earlier.size):
         return True
@@ -70,7 +70,7 @@ def get_record_path(output: str) -> str:
 
 
 def read_record(output: str) -> Provenance | None:
-    """Read the record of an output; None if the output is empty or has no record."""
+    """Read the record of an output; None if the output is empty or has no valid record."""
     with suppress(OSError, ValueError, TypeError):
         if os.path.getsize(output):
             with open(get_record_path(output), "rb") as file:
@@ -81,7 +81,7 @@ def read_record(output: str) -> Provenance | None:
 def require_same_input(output: str, data: bytes | None, current: Provenance, any_model: bool = False) -> None:
     """Raise UsageError if an output was made from another input, or by another model, prompt or options.
 
-    data: the input, None if it is not known yet.  any_model: accept answers by another model, prompt or options.
+    data: the input, or None if it is not read yet. any_model: accept another model, prompt or options.
     """
     earlier = read_record(output)
     if earlier is None:
@@ -105,14 +105,14 @@ def require_same_input(output: str, data: bytes | None, current: Provenance, any
 
 
 def write_record(output: str, current: Provenance) -> None:
-    """Write the record of an output, unless it exists. Raises LocalllmError if the disk is full or a write fails."""
+    """Write the record of an output if it differs. Raises LocalllmError if the disk is full or a write fails."""
     if read_record(output) != current:
         with SafeFile(get_record_path(output)) as file:
             file.write(json.dumps(asdict(current)).encode() + b"\n")
 
 
 def remove_record(output: str) -> None:
-    """Remove the record of an output file that no longer exists."""
+    """Remove the record of an output if the output itself does not exist."""
     if not os.path.lexists(output):
         with suppress(OSError):
             os.unlink(get_record_path(output))

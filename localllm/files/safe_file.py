@@ -1,6 +1,6 @@
-"""Atomic writing: a file appears under its name complete, or not at all.
+"""Write files atomically: a file appears under its name complete, or not at all.
 
-The bytes go to a temporary file in the target's folder, which replaces the target when everything is on disk. On Linux
+The bytes go to a temporary file in the target's folder, which replaces the target once everything is on disk. On Linux
 the temporary file has no name until then, so that even a killed process leaves nothing behind.
 """
 
@@ -31,10 +31,9 @@ TEMPORARY = re.compile(r"\.localllm-[0-9]+-.*\.tmp")
 
 
 def resolve_target(path: str | os.PathLike[str], inputs: tuple[str, ...] = ()) -> str:
-    """Return the real path of a file to write, with all links resolved.
+    """Return the real path of a file to be written, with all links resolved.
 
-    inputs: files that must not be replaced, under this or another name. Raises UsageError if no regular file can be
-    written there.
+    inputs: files that the output must not replace. Raises UsageError if the path cannot be written or is an input.
     """
     path = os.fsdecode(path)
     if not path or "\0" in path:
@@ -44,23 +43,23 @@ def resolve_target(path: str | os.PathLike[str], inputs: tuple[str, ...] = ()) -
     if problem := find_name_problem(os.path.basename(target)):
         raise UsageError(f"{path if len(path) < 100 else path[:100] + '…'}: {problem}")
     if not os.path.isdir(folder):
-        raise UsageError(f"{path}: there is no folder {folder}")
+        raise UsageError(f"{path}: the folder {folder} does not exist; create it first")
     if os.path.lexists(target):
         if not os.path.isfile(target):
             raise UsageError(f"{path}: the output must be a regular file")
         if any(os.path.samefile(target, name) for name in inputs if os.path.exists(name)):
             raise UsageError(f"{path}: the output is also an input; choose another name")
         if not os.access(target, os.W_OK):
-            raise UsageError(f"{path}: this file exists and is write-protected")
+            raise UsageError(f"{path}: this file exists and is write-protected; choose another name")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"{path}: no permission to write in {folder}")
+        raise UsageError(f"{path}: no permission to write in {folder}; choose another folder")
     return target
 
 
 class SafeFile:
     """A new file, open for writing in a `with` block, which replaces `path` unless the block raises.
 
-    Raises LocalllmError, with the reason, if the disk is full or a write fails.
+    Its methods raise LocalllmError with the reason if the disk is full or a write fails.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -103,7 +102,7 @@ class SafeFile:
             raise self.make_error(error) from None
 
     def finish(self) -> None:
-        """Replace the target now instead of at the end of the block."""
+        """Replace the target now, not at the end of the block."""
         self.sync()
         try:
             if not self.temporary:
@@ -115,7 +114,7 @@ class SafeFile:
             raise self.make_error(error) from None
 
     def _link(self) -> None:
-        """Give the nameless file a temporary name, because a link cannot replace the target directly."""
+        """Give the nameless file a temporary name, because a link cannot replace an existing file."""
         self.temporary = os.path.join(self.folder, f"{get_temporary_prefix()}{id(self):x}.tmp")
         link_nameless_file(self._descriptor, self.temporary)
 
@@ -127,7 +126,7 @@ class SafeFile:
             self.discard()
 
     def discard(self) -> None:
-        """Close the file, and remove it if it has not replaced the target."""
+        """Close the file, and remove it unless it has replaced the target."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -137,7 +136,7 @@ class SafeFile:
             self.temporary = ""
 
     def make_error(self, error: OSError) -> LocalllmError:
-        """Make the error for a failed write."""
+        """Build the error for a failed write."""
         return LocalllmError(f"{self.path}: cannot be written: {error.strerror or error}; nothing was changed")
 
 
@@ -146,14 +145,14 @@ def get_temporary_prefix() -> str:
 
 
 def remove_abandoned(folder: str) -> None:
-    """Remove the temporary files of killed processes, whose locks are gone."""
+    """Remove the temporary files of killed processes, which hold no locks any more."""
     with suppress(OSError):
         for name in filter(TEMPORARY.fullmatch, os.listdir(folder)):
             remove_unlocked(os.path.join(folder, name))
 
 
 def remove_unlocked(path: str | os.PathLike[str]) -> None:
-    """Remove a file unless a process has it open and locked."""
+    """Remove a file unless a process has locked it."""
     with suppress(OSError):
         descriptor = open_without_links(path, os.O_RDWR)
         try:
@@ -163,10 +162,10 @@ def remove_unlocked(path: str | os.PathLike[str]) -> None:
             os.close(descriptor)
 
 
-class ExclusiveWriter:
-    """A `with` block in which no other localllm on this computer writes to `path`.
+class WriteLock:
+    """A lock for the duration of a `with` block: no other localllm on this computer can write `path`.
 
-    Raises UsageError if another one already does.
+    Raises UsageError if another one is writing it.
     """
 
     def __init__(self, path: str):
@@ -179,14 +178,16 @@ class ExclusiveWriter:
         try:
             self._claim = NameLock(f"localllm-writes-{name}")
         except FileExistsError:
-            raise UsageError(f"{self._path}: another localllm is writing this file") from None
+            raise UsageError(
+                f"{self._path}: another localllm is writing this file; wait until it has finished"
+            ) from None
 
     def __exit__(self, *error: object) -> None:
         self._claim.close()
 
 
 def create_private_folder(folder: Path) -> Path:
-    """Create a folder that only its user can read, and return its path. Raises LocalllmError."""
+    """Create a folder that only this user can read, and return its path. Raises LocalllmError."""
     try:
         folder.mkdir(0o700, parents=True, exist_ok=True)
     except OSError as error:

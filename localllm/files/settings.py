@@ -1,4 +1,4 @@
-"""The user's config.toml: defaults of options, aliases of models, the size of the prefix cache.
+"""Read the user's config.toml: defaults of options, aliases of models, the size of the prefix cache.
 
     cache_gb = 2                    # size of the prefix cache, in GB
 
@@ -14,9 +14,8 @@
     [model.small]                   # for one model, as it is named on the command line; overrides both
     context = 8192
 
-The file is $XDG_CONFIG_HOME/localllm/config.toml. If the variable is not set or not an absolute path (which the XDG
-Base Directory Specification says to ignore), ~/.config takes its place, on Windows %APPDATA%. This module imports
-nothing slow; the TOML parser is imported only if there is a file.
+The file is $XDG_CONFIG_HOME/localllm/config.toml. If the variable is missing or relative, ~/.config takes its place, on
+Windows %APPDATA%. This module imports nothing slow: the TOML parser only if the file exists.
 """
 
 import os
@@ -35,11 +34,12 @@ CACHE_SIZE = "cache_gb"
 
 @frozen
 class Settings:
-    """The content of config.toml; commands validate the names and values of options later.
+    """The content of config.toml, whose option names and values are checked later by the commands.
 
     Attributes:
-        aliases: models by alias.  cache_gb: None if the file has no such key.  defaults: options by their long names
-            without dashes; command, model: such options by the name of a command or a model.
+        text: the file itself.  aliases: models by alias.  cache_gb: None if the file has no such key.
+        defaults: options by their long names without dashes.
+        command, model: options as in `defaults`, by the name of a command or a model.
     """
 
     path: Path
@@ -51,7 +51,7 @@ class Settings:
     model: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
     def make_error(self, message: str, *keys: str) -> UsageError:
-        """Make an error about a key, with the file and the line."""
+        """Build an error about a key that names the file and the line."""
         return UsageError(f"{self.path}, line {self.find_line(*keys)}: {message}")
 
     def follow_alias(self, name: str) -> list[str]:
@@ -75,7 +75,7 @@ def get_config_path() -> Path:
 
 
 def load_settings() -> Settings:
-    """Read config.toml; empty if it does not exist. Raises UsageError if it is invalid or unreadable."""
+    """Read config.toml; empty settings if it does not exist. Raises UsageError if it is invalid or cannot be read."""
     path = get_config_path()
     try:
         text = path.read_text(encoding="utf-8")
@@ -85,12 +85,12 @@ def load_settings() -> Settings:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise UsageError(f"{path}, line {line}: this is not UTF-8") from None
+        raise UsageError(f"{path}, line {line}: the file must be UTF-8") from None
     return parse_settings(path, text)
 
 
 def parse_settings(path: Path, text: str) -> Settings:
-    """Parse and validate a file's content. Raises UsageError."""
+    """Parse and validate the content of config.toml. Raises UsageError."""
     import tomllib
 
     try:
@@ -121,9 +121,9 @@ def parse_settings(path: Path, text: str) -> Settings:
 
 
 def find_line(text: str, keys: tuple[str, ...]) -> int:
-    """Return the line of a key, or of the innermost of its tables that exists.
+    """Return the line of a key, counted from 1; if it is not found, that of its innermost table.
 
-    keys: the path through tables.
+    keys: names of the tables and the key, from the outside in.
     """
     table: list[str] = []
     best = 1
@@ -143,5 +143,5 @@ def find_line(text: str, keys: tuple[str, ...]) -> int:
 
 
 def split_key(text: str) -> list[str]:
-    """Split a dotted key; a quoted component may contain dots."""
+    """Split a dotted key into its names; a quoted name may contain dots."""
     return [quoted or literal or bare for quoted, literal, bare in re.findall(r"\"([^\"]*)\"|'([^']*)'|([\w-]+)", text)]

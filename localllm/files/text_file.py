@@ -1,8 +1,8 @@
-"""Text files of users: UTF-8, UTF-16 with a byte order mark, or the encoding that the user names.
+"""Decode the text files of users: UTF-8, UTF-16 with a byte order mark, or an encoding that they name.
 
-`decode_text` refuses other encodings, because text that is silently wrong costs more than an error.
-`decode_with_replacement`, for prompts, replaces invalid bytes with a warning, because one bad byte in a log or a diff
-should not cost the answer.
+`decode_text` raises for invalid bytes, because text that is silently wrong costs more than an error.
+`decode_with_replacement`, for prompts, replaces them with a warning, because one bad byte in a log should not cost the
+answer.
 """
 
 import codecs
@@ -15,14 +15,14 @@ UTF16_MARKS = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
 
 
 def read_text(path: str | os.PathLike[str], encoding: str | None = None) -> str:
-    """Read a text file, without the line break at its end. Raises UsageError with the path."""
+    """Read a text file without its last line break. Raises UsageError that names the file."""
     return strip_line_break(read_exact_text(path, encoding))
 
 
 def read_template_choice(choice: str) -> str:
-    """Return a chat template's name or source; a path with a folder or ending in .jinja is read.
+    """Return a chat template's name or source, read from the file if `choice` is a path.
 
-    Raises UsageError if it cannot be read.
+    A path has a folder or ends with .jinja. Raises UsageError if the file cannot be read.
     """
     if "{" in choice or not (os.path.dirname(choice) or choice.endswith(".jinja")):
         return choice
@@ -30,7 +30,7 @@ def read_template_choice(choice: str) -> str:
 
 
 def read_exact_text(path: str | os.PathLike[str], encoding: str | None = None) -> str:
-    """Read a text file unchanged. Raises UsageError with the path."""
+    """Read a text file with all line breaks. Raises UsageError that names the file."""
     name = printable(os.fsdecode(path), 4096)
     try:
         with open(path, "rb") as file:
@@ -41,18 +41,18 @@ def read_exact_text(path: str | os.PathLike[str], encoding: str | None = None) -
 
 
 def read_keys(path: str) -> list[str]:
-    """Read API keys, one per line; skip blank lines and lines that begin with #. Raises UsageError."""
+    """Read API keys, one per line, without blank lines and lines that begin with #. Raises UsageError."""
     lines = [line.strip() for line in read_text(path).splitlines()]
     if keys := [line for line in lines if line and not line.startswith("#")]:
         return keys
-    raise UsageError(f"{path} has no keys; write one per line")
+    raise UsageError(f"{path} must have at least one key, one per line")
 
 
 def decode_text(data: bytes, name: str, encoding: str | None = None) -> str:
-    """Decode a text file's content without its byte order mark.
+    """Decode the content of a text file, without its byte order mark.
 
-    encoding: a name that `require_encoding` accepts, or None. Raises UsageError, with `name` and the offset of the
-    first invalid byte.
+    encoding: a name that `require_encoding` accepts, or None. Raises UsageError with `name` and the offset of the first
+    invalid byte.
     """
     codec = encoding or ("utf-16" if data.startswith(UTF16_MARKS) else "utf-8")
     try:
@@ -67,8 +67,8 @@ def decode_text(data: bytes, name: str, encoding: str | None = None) -> str:
 def decode_with_replacement(data: bytes, name: str) -> tuple[str, str]:
     """Decode like decode_text, but replace invalid bytes by U+FFFD.
 
-    Returns the text and a warning, "" if all was valid. Raises UsageError for a binary file, recognized by a zero byte,
-    and for invalid UTF-16.
+    Returns the text and a warning, "" if all bytes were valid. Raises UsageError for invalid UTF-16, and for a binary
+    file, recognized by a zero byte.
     """
     try:
         return decode_text(data, name), ""
@@ -80,13 +80,13 @@ def decode_with_replacement(data: bytes, name: str) -> tuple[str, str]:
 
 
 def replace_invalid(data: bytes) -> tuple[str, int]:
-    """Decode UTF-8, replacing invalid bytes by U+FFFD; return the text and the number of invalid bytes."""
+    """Decode UTF-8 with U+FFFD for invalid bytes; return the text and the number of those bytes."""
     escaped = data.decode(errors="surrogateescape")
     return data.decode(errors="replace"), sum("\udc80" <= letter <= "\udcff" for letter in escaped)
 
 
 def describe_replacement(problem: str, count: int) -> str:
-    """Describe the first invalid byte, and how many bytes were replaced."""
+    """Return a warning: the first problem, and how many bytes were replaced."""
     return f"{problem}; replaced {'1 byte' if count == 1 else f'{count} bytes'} in all"
 
 
@@ -102,5 +102,5 @@ def require_encoding(name: str | None) -> None:
 
 
 def strip_line_break(text: str) -> str:
-    """Remove one line break at the end."""
+    """Remove one line break at the end, also that of Windows."""
     return text.removesuffix("\n").removesuffix("\r")

@@ -1,4 +1,4 @@
-"""Base classes of answers, and the plain data that pickle and deepcopy keep of an answer."""
+"""Keep a pickled or copied answer as plain data, and share methods between answers."""
 
 from collections.abc import Generator, Iterator
 from inspect import GEN_CREATED, getgeneratorstate
@@ -22,9 +22,9 @@ RECORDED_ATTRIBUTES = (
 
 
 class AnswerRecord:
-    """A pickled or copied answer: the attributes of a Generation or Completion, without its sequence.
+    """The data of a pickled or copied Generation or Completion, without its sequence.
 
-    It cannot be continued; iterating over it yields nothing.
+    It cannot be continued: iterating over it yields nothing.
     """
 
     prompt: list[int]
@@ -61,18 +61,18 @@ class AnswerRecord:
 
     @property
     def parsed(self) -> Any:
-        """The answer converted to its schema's type; see Completion.parsed."""
+        """The answer converted to the type of its schema; see Completion.parsed."""
         return parse_with_schema(
             self.text, self.finish_reason, self.__dict__["has_schema"], self.__dict__["result_type"]
         )
 
     def message(self) -> Message:
-        """Return the answer as an assistant message; see Generation.message."""
+        """Return the answer as a message of the role assistant; see Generation.message."""
         return to_message(self)
 
 
 class PicklableAnswer:
-    """Base of Completion: parsing, pickling and copying an answer."""
+    """Base class of Completion that parses, pickles and copies the answer."""
 
     finish_reason: str
     options: "GenerationOptions"
@@ -83,9 +83,10 @@ class PicklableAnswer:
 
     @property
     def parsed(self) -> Any:
-        """The answer converted to its schema's type.
+        """The answer converted to the type of its schema.
 
-        Raises UsageError without a schema, and the errors of parse_answer.
+        Raises UsageError if the answer was generated without a schema, CutError if it is incomplete, and pydantic's
+        ValidationError if the type refuses it.
         """
         return parse_with_schema(self.text, self.finish_reason, has_schema(self.options), self.options.result_type)
 
@@ -109,22 +110,24 @@ class PicklableAnswer:
 
 
 def has_schema(options: "GenerationOptions") -> bool:
+    """Whether answers with these options are constrained by a JSON schema."""
     return options.constraint is not None and options.constraint.kind == "schema"
 
 
 def reduce_answer(answer: Any) -> tuple[type[AnswerRecord], tuple[dict[str, Any]]]:
+    """Return what `__reduce__` of an answer returns: AnswerRecord and its arguments."""
     values = {name: getattr(answer, name) for name in RECORDED_ATTRIBUTES}
     values |= {"has_schema": has_schema(answer.options), "result_type": answer.options.result_type}
     return AnswerRecord, (values,)
 
 
 def parse_with_schema(text: str, finish_reason: str, has_schema: bool, result_type: object) -> Any:
-    """Parse the text of an answer with a schema.
+    """Parse the text of an answer that was generated with a schema.
 
-    Raises UsageError without a schema, and the errors of parse_answer.
+    Raises UsageError if `has_schema` is false, and the errors of parse_answer.
     """
     if not has_schema:
-        raise UsageError("the answer cannot be parsed: it was generated without a schema")
+        raise UsageError("the answer was generated without a schema, so it cannot be parsed: generate it with schema=")
     from localllm.generation.constraints.json_text import parse_answer
 
     return parse_answer(text, finish_reason, result_type)
@@ -159,7 +162,7 @@ SHOWN = 200  # characters of an answer in its repr
 
 
 def to_message(answer: Any) -> Message:
-    """Return an answer as an assistant message, with its reasoning and tool calls."""
+    """Return an answer as a message of the role assistant, with its reasoning and tool calls."""
     reasoning: Message = {"reasoning_content": answer.thinking} if answer.thinking else {}
     if answer.calls:
         reasoning["tool_calls"] = [call.to_message() for call in answer.calls]
@@ -167,10 +170,10 @@ def to_message(answer: Any) -> Message:
 
 
 class TextIterator:
-    """Iterates over the chunks of an answer's text.
+    """Iterator over the chunks of an answer's text.
 
     Attributes:
-        parts: iterates over all parts, including reasoning and tool calls.
+        parts: iterator over all parts, which include reasoning and tool calls.
     """
 
     parts: Generator[TextPart, None, None]
@@ -179,7 +182,10 @@ class TextIterator:
         return self
 
     def generate_rest(self) -> None:
-        """Generate the whole answer if iteration has not begun. Raises the errors of iterating."""
+        """Generate the whole answer if iteration has not begun.
+
+        Raises the errors that iterating would raise.
+        """
         if getgeneratorstate(self.parts) == GEN_CREATED:
             for _ in self.parts:
                 pass

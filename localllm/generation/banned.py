@@ -1,4 +1,4 @@
-"""Banned strings: remove them from an answer and sample again.
+"""Remove banned strings from an answer, and sample again from where they began.
 
 Tokens whose text may become a banned string are held back. If it does, the string's first token and all later ones are
 undone, and that position is sampled again from the same logits without this token. So the answer has the distribution
@@ -23,12 +23,12 @@ Spellings = tuple[frozenset[bytes], ...]  # of each character of a string, in UT
 
 
 def spell_cases(text: str) -> Spellings:
-    """Return the spellings of each character of a string: unchanged, lower case and upper case."""
+    """Return the spellings of each character of a string: as it is, in lower case and in upper case."""
     return tuple(frozenset(spelling.encode(errors="replace") for spelling in (c, c.lower(), c.upper())) for c in text)
 
 
 def match_string(data: bytes, place: int, string: Spellings) -> bool | None:
-    """Return whether a string begins at an offset of `data`; None if later bytes decide."""
+    """Return whether a string begins at an offset of `data`; None if that depends on bytes after its end."""
     for character in string:
         following = data[place:]
         spelling = next((candidate for candidate in character if following.startswith(candidate)), None)
@@ -42,8 +42,10 @@ class AnswerSnapshot(NamedTuple):
     """The state of an answer before one of its tokens.
 
     Attributes:
-        length: number of tokens of prompt and answer.
-        row: logits after logits_processor, float32 [vocab]; None without a processor.
+        length: number of tokens of the prompt and the answer.
+        sampler: copy of the sampler before the draw.  guide: copy of the text and the constraint.
+        logprob: log probability of the answer.
+        row: the logits after logits_processor, float32 [vocab]; None without logits_processor.
     """
 
     length: int
@@ -54,11 +56,13 @@ class AnswerSnapshot(NamedTuple):
 
 
 class HeldToken(NamedTuple):
-    """A token that may have to be undone.
+    """A token of an answer that is held back, because it may have to be undone.
 
     Attributes:
-        data: its bytes.  before: the answer's state before it; None if it will not be undone.
-        row: the model's logits that it was sampled from, float32 [vocab].  parts: text parts that it completed.
+        token: its id.  data: its bytes.
+        before: state of the answer before it; None if no banned string begins in it.
+        row: the model's logits from which it was drawn, float32 [vocab].
+        parts: parts of text that it completed.
     """
 
     token: int
@@ -69,7 +73,7 @@ class HeldToken(NamedTuple):
 
 
 class BannedStrings:
-    """Finds banned strings in one answer and its reasoning, token by token.
+    """Finds banned strings in an answer and its reasoning, token by token.
 
     Attributes:
         held: the latest tokens, from the first one in which a banned string may begin.
@@ -85,6 +89,7 @@ class BannedStrings:
         self._barred: dict[int, set[int]] = {}  # by the number of tokens held before the position
 
     def copy(self) -> "BannedStrings":
+        """Return an independent copy."""
         twin = BannedStrings(self._strings, self._tokenizer)
         twin.held, twin._barred = [*self.held], {place: {*tokens} for place, tokens in self._barred.items()}
         return twin
@@ -95,19 +100,21 @@ class BannedStrings:
         return self._barred.get(len(self.held), set())
 
     def mask_barred(self, vocab: int, allowed: np.ndarray | None) -> np.ndarray:
-        """Return the mask of the next tokens without barred ones, bool [vocab].
+        """Return the mask of the next tokens without the barred ones, bool [vocab].
 
-        allowed: the mask of a constraint, or None. Raises UsageError if no token remains, or only white space, which
-        the model would repeat until the limit.
+        allowed: mask of the constraint, or None. Raises UsageError if no token remains, or only white space, which the
+        model would repeat until its limit.
         """
         mask = np.ones(vocab, bool) if allowed is None else allowed.copy()
         mask[[*self.barred_tokens]] = False
         if not self._allows_text(mask):
-            raise UsageError("the constraint allows only banned strings to follow: ban fewer, or change the constraint")
+            raise UsageError(
+                "the constraint allows only banned strings to follow: ban fewer strings, or change the constraint"
+            )
         return mask
 
     def _allows_text(self, mask: np.ndarray) -> bool:
-        """Return whether a mask allows a token that is not white space."""
+        """Whether a mask, bool [vocab], allows a token that is not white space."""
         tokens = np.flatnonzero(mask)
         if len(tokens) > MAX_WHITE_SPACE_TOKENS:
             return True
@@ -115,16 +122,17 @@ class BannedStrings:
         return any(text.strip() or token in self._tokenizer.end_ids for token, text in texts)
 
     def may_be_undone(self, token: int) -> bool:
-        """Return whether a token may have to be undone: a banned string may begin in it, or has begun before."""
+        """Return whether a banned string may begin in this token, or has begun before it."""
         data = self._tokenizer.token_bytes(token, False)
         return bool(self.held) or any(self._find_in_bytes(data))
 
     def push(
         self, token: int, snapshot: AnswerSnapshot | None, row: np.ndarray, parts: "list[TextPart]"
     ) -> HeldToken | None:
-        """Append a token; return the held token to go back to, if any, and bar it.
+        """Append a token; if it completes a banned string, bar and return the token in which the string begins.
 
-        snapshot: None if may_be_undone(token) is false.  row: copied if there is a snapshot.
+        snapshot: state before the token; None if may_be_undone(token) is false. row: logits, float32 [vocab], copied if
+        there is a snapshot. parts: parts of text that the token completed.
         """
         data = self._tokenizer.token_bytes(token, False)
         self.held.append(HeldToken(token, data, snapshot, row.copy() if snapshot else row, parts))
@@ -139,9 +147,9 @@ class BannedStrings:
         return first
 
     def release(self) -> list[HeldToken]:
-        """Remove and return the tokens that can no longer be undone.
+        """Remove and return the tokens that cannot be undone any more.
 
-        Text before a token that may be undone can still become a banned string in another way, so it stays held.
+        Text before a token that may be undone could still become a banned string in another way, so it stays held.
         """
         count = len(self.held)
         while (place := next((place for place, match in self._find_matches(count) if match is None), None)) is not None:
@@ -149,29 +157,31 @@ class BannedStrings:
         return self._release(count)
 
     def flush(self) -> list[HeldToken]:
-        """Remove and return all held tokens, at the end of the answer."""
+        """Remove and return all held tokens at the end of the answer."""
         return self._release(len(self.held))
 
     def _release(self, count: int) -> list[HeldToken]:
+        """Remove and return the first `count` held tokens."""
         released, self.held = self.held[:count], self.held[count:]
         self._barred = {place - count: tokens for place, tokens in self._barred.items() if place >= count}
         return released
 
     def _find_matches(self, count: int) -> Iterator[tuple[int, bool | None]]:
-        """Yield (offset, verdict) for each byte of the first `count` held tokens where a banned string may begin.
+        """Yield (offset, verdict) for each byte of the first `count` held tokens at which a banned string may begin.
 
-        verdict: True for a full match, None if it depends on later bytes.
+        verdict: True for a complete match, None if it depends on later bytes.
         """
         return self._find_in_bytes(b"".join(token.data for token in self.held[:count]))
 
     def _find_in_bytes(self, data: bytes) -> Iterator[tuple[int, bool | None]]:
-        """Yield (offset, verdict) as `_find_matches` does."""
+        """Yield (offset, verdict) for each byte of `data`; see `_find_matches`."""
         for place, byte in enumerate(data):
             results = [match_string(data, place, string) for string in self._by_first.get(byte, ())]
             if True in results or None in results:
                 yield place, True if True in results else None
 
     def _find_token(self, place: int) -> int:
+        """Return the index of the held token that contains a byte offset."""
         for number, token in enumerate(self.held):
             place -= len(token.data)
             if place < 0:

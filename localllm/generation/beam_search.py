@@ -1,4 +1,4 @@
-"""Several answers to one prompt: n sampled ones, or the likeliest ones of a beam search.
+"""Generate several answers to one prompt: n sampled ones, or the likeliest ones of a beam search.
 
 The prompt is prefilled once. Every beam continues in a fork of its sequence, and one step of the scheduler extends all
 beams by one token.
@@ -32,10 +32,10 @@ class Answer:
 
     Attributes:
         text, tokens, thinking: as in Generation.
-        logprob: the natural logarithm of its probability by the model's logits, before sampling options, including
-            the token that ended it.
+        logprob: natural logarithm of the answer's probability by the model's logits, before sampling options and
+            including the token that ended it.
         finish_reason: "stop" or "length".
-        seed: reproduces the answer with a Generation; None if it was not sampled.
+        seed: reproduces the answer with a Generation; None for beam search.
     """
 
     text: str
@@ -57,10 +57,11 @@ Found = TypeVar("Found", bound=Answer | Completion)
 
 
 def require_counts(n: int, beams: int) -> None:
+    """Raise UsageError for invalid numbers of answers and beams."""
     require_integer("n", n, 1)
     require_integer("beams", beams)
     if beams and n > beams:
-        raise UsageError(f"{n} answers need at least as many beams, not {beams}")
+        raise UsageError(f"{n} answers need at least as many beams (found {beams}): raise beams, or lower n")
 
 
 def generate_answers(
@@ -68,8 +69,9 @@ def generate_answers(
 ) -> list[Answer]:
     """Return n answers, best first: sampled ones, or, with `beams`, the n likeliest of a beam search.
 
-    Sampled answers are compared by their log probability per token, beams by their log probability divided by their
-    number of tokens to the power of length_penalty. Raises UsageError and ContextError.
+    Sampled answers are compared by log probability per token, those of a beam search by log probability, divided by
+    the number of tokens to the power of length_penalty. Raises UsageError for options that beam search does not have,
+    and ContextError.
     """
     require_counts(n, beams)
     require_penalty(beams, length_penalty)
@@ -83,7 +85,7 @@ def generate_answers(
         task = replace(task, options=replace(task.options, speculate="off"))
     search = BeamSearch(beams, tokenizer, length_penalty) if beams else None
     request = Request(task, 1 if beams else n, is_scored=True, search=search)
-    request.begin(cache.engine, tokenizer)
+    request.create_answers(cache.engine, tokenizer)
     with closing(Scheduler(cache.engine, tokenizer, [request], n, cache=cache)) as scheduler:
         for _ in scheduler:
             pass
@@ -113,16 +115,16 @@ def require_penalty(beams: int, length_penalty: object) -> None:
 
 
 class BeamSearch:
-    """Beam search: finds at most `beams` likeliest answers with different texts. Nothing is sampled.
+    """Search for the likeliest answers with different texts, without sampling.
 
-    Each step keeps the likeliest continuations, and of several with the same text the best. The search ends when
-    `beams` answers have finished and no unfinished one has a better score than the worst of them: log probabilities
-    only fall. (With a length penalty a longer answer may still overtake; as in transformers, scores at the current
-    length are compared.) It also ends at max_tokens or when the context is full; the unfinished answers then count as
-    results.
+    Each step keeps the likeliest continuations, and only the best of several with the same text. The search ends when
+    `beams` answers have finished and no unfinished one has a better score than the worst of them, since log
+    probabilities only fall. (With a length penalty a longer answer may still overtake; as in transformers, scores at
+    the current length are compared.) It also ends at max_tokens or when the context is full; unfinished answers then
+    count as results.
 
     Attributes:
-        results: finished answers, the best first.
+        results: at most `beams` finished answers, the best first.
     """
 
     def __init__(self, beams: int, tokenizer: Tokenizer, length_penalty: float = 0.0):
@@ -136,6 +138,7 @@ class BeamSearch:
         return answer.logprob / math.pow(length, self._penalty)
 
     def expand(self, answers: list[Completion], rows: list[np.ndarray]) -> list[tuple[Completion, Completion]]:
+        """Extend the answers by a token; see AnswerSearch.expand."""
         going, ended = self._extend_beams(answers, rows)
         self._add(ended)
         first = going[0][0] if going else None
@@ -150,6 +153,7 @@ class BeamSearch:
         return []
 
     def _add(self, answers: list[Completion]) -> None:
+        """Finish answers and add them to the results."""
         for answer in answers:
             answer.finish()
         self.results = select_best([*self.results, *answers], self._beams, self._score)
@@ -160,12 +164,13 @@ class BeamSearch:
         """Extend answers by a token; return at most `beams` unfinished ones, likeliest first, and the finished ones.
 
         An answer finishes only if it is among the `beams` likeliest continuations; otherwise unlikely endings would
-        crowd out unfinished answers. There are enough candidates that `beams` remain without end tokens and duplicates.
+        crowd out unfinished answers. Enough candidates are ranked that `beams` remain without end tokens and
+        duplicates.
         """
         going, finished = dict[bytes, tuple[Completion, Completion]](), list[Completion]()
         count = self._beams * (2 + len(answers[0].end_ids))
         for rank, (logprob, token, parent) in enumerate(rank_continuations(answers, rows, count)):
-            child = parent.extend(token, logprob)
+            child = parent.copy_with_token(token, logprob)
             if not child.has_ended:
                 text = b"".join(self._tokenizer.token_bytes(each, True) for each in child.tokens)
                 going.setdefault(text, (child, parent))
@@ -179,7 +184,7 @@ class BeamSearch:
 def select_best(
     answers: Sequence[Found], count: int, score: Callable[[Found], float] = attrgetter("logprob")
 ) -> list[Found]:
-    """Return the `count` best answers, best first, and of several with the same text only the best.
+    """Return the `count` best answers, best first, with only the best of several that have the same text.
 
     score: by default the log probability.
     """
@@ -194,12 +199,13 @@ def rank_continuations(
 ) -> list[tuple[float, int, Completion]]:
     """Return the `count` likeliest continuations, best first: (log probability, token, answer).
 
-    Of equally likely ones, the lower token comes first, then the better answer. Raises LocalllmError for NaN logits.
+    rows: logits after each answer, float32 [vocab]. Of equally likely ones, the lower token id comes first, then the
+    better answer. Raises LocalllmError for logits that contain NaN.
     """
     extended = list[tuple[float, int, int, float]]()
     ids = np.arange(len(rows[0]))
     for number, (answer, row) in enumerate(zip(answers, rows, strict=True)):
-        candidates, allowed = Candidates(ids, row), answer.guide.allowed_mask(len(ids))
+        candidates, allowed = Candidates(ids, row), answer.guide.compute_allowed_mask(len(ids))
         candidates = top_k(candidates if allowed is None else keep_allowed(candidates, allowed), count)
         total = log_sum_exp(row)
         for token, logit in zip(candidates.ids.tolist(), candidates.logits.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""Exact log probabilities of given texts after a prompt, to choose the likeliest.
+"""Compute exact log probabilities of texts after a prompt, to choose the likeliest text.
 
 A prompt is prefilled once. The logits after it score the first token of every text, so texts of one token cost nothing
 more. Longer texts are read in forks of the prompt's sequence, those of several prompts in one run of the model.
@@ -37,7 +37,8 @@ class Choice(NamedTuple):
     """One of several texts, with its probability.
 
     Attributes:
-        logprob: the natural logarithm of its probability after the prompt.  probability: relative to the other texts.
+        logprob: natural logarithm of its probability after the prompt.
+        probability: its share of the sum of the probabilities of all choices, 0 to 1.
     """
 
     text: str
@@ -50,7 +51,11 @@ class Choice(NamedTuple):
 
 
 class Score(NamedTuple):
-    """The log probability of a text after a prompt, the sum over its tokens."""
+    """The log probability of a text after a prompt.
+
+    Attributes:
+        logprob: sum over the tokens.  tokens: the log probability of each token.
+    """
 
     logprob: float
     tokens: list[TokenLogprob]
@@ -63,7 +68,7 @@ class Score(NamedTuple):
 def rank_choices(texts: Sequence[str], tokens: Sequence[Sequence[TokenLogprob]]) -> list[Choice]:
     """Return texts with probabilities that add up to 1, the likeliest first.
 
-    tokens: log probabilities of each text's tokens.
+    tokens: log probabilities of the tokens of each text.
     """
     logprobs = [math.fsum(token.logprob for token in of_text) for of_text in tokens]
     highest = max(logprobs)
@@ -77,20 +82,22 @@ def rank_choices(texts: Sequence[str], tokens: Sequence[Sequence[TokenLogprob]])
 
 
 def require_choices(texts: Sequence[str]) -> list[str]:
-    """Return a list of different, non-empty strings. Raises UsageError for other values."""
+    """Return the texts as a list. Raises UsageError unless they are different, non-empty strings."""
     if isinstance(texts, str) or not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
-        raise UsageError("choices must be a list of strings")
+        raise UsageError(f"choices must be a list of strings, not {texts!r:.80}")
     if not texts or not all(texts) or len(set(texts)) < len(texts):
         raise UsageError("choices must be different, non-empty strings")
     return [*texts]
 
 
 class TokenTrie:
-    """A trie of texts as tokens, and the paths to read after a prompt to score them.
+    """The texts to score after a prompt, as a trie of tokens.
 
     Attributes:
-        texts: token ids of each.  end_ids: end tokens, one of which must follow a text; empty if anything may follow.
-        longest: tokens of the longest text.  paths: prefixes of texts to read, none of them a prefix of another.
+        texts: token ids of each text.
+        end_ids: end tokens, one of which must follow a text; empty if anything may follow.
+        longest: number of tokens of the longest text.
+        paths: prefixes of texts that the model must read, none of which is a prefix of another.
     """
 
     def __init__(self, texts: Sequence[list[int]], end_ids: Collection[int] = ()):
@@ -99,7 +106,7 @@ class TokenTrie:
         self.paths = drop_prefixes(self._following)
 
     def compute_logprobs(self, path: Path, row: np.ndarray) -> dict[int, float]:
-        """Return log probabilities of the tokens that may follow a path.
+        """Return the log probabilities of the tokens that may follow a path, by token id.
 
         row: logits after the path, float32 [vocab].
         """
@@ -108,12 +115,12 @@ class TokenTrie:
         return {token: float(row[token]) - total for token in following or () if token < len(row)}
 
     def require_fit(self, request: Request, engine: "Engine") -> None:
-        """Raise ContextError if the prompt and the longest text exceed the context.
+        """Raise ContextError if the prompt and the longest text together exceed the context.
 
-        Raises UsageError for a diffusion model.
+        Raises UsageError for a diffusion model, which has no probabilities of texts.
         """
         if engine.hyperparameters.is_diffusion:
-            raise UsageError("a diffusion model does not give probabilities of texts")
+            raise UsageError("a diffusion model has no probabilities of texts: use another model to choose or score")
         request.task.require_room(engine.context)
         if (length := len(request.prompt)) + self.longest > engine.context:
             texts = f"the longest text {self.longest}, but the context holds only {engine.context}"
@@ -121,14 +128,15 @@ class TokenTrie:
 
 
 class ScoredPrompt:
-    """A prefilled prompt, and the log probabilities computed so far for tokens after it.
+    """A prefilled prompt, and the log probabilities computed so far for the tokens after it.
 
     Attributes:
-        tree: the texts to score.  sequence: holds the prompt; None if no text has to be read.
+        tree: the texts to score.
+        sequence: the KV cache of the prompt; None if the logits after it suffice.
     """
 
     def __init__(self, tree: TokenTrie, sequence: "Tokens | None", row: np.ndarray):
-        """Score the first tokens.
+        """Score the first token of each text.
 
         row: logits after the prompt, float32 [vocab].
         """
@@ -137,30 +145,37 @@ class ScoredPrompt:
         self._forks: list[Tokens] = []
 
     def fork(self, sequence: "Tokens") -> "Tokens":
-        """Fork a sequence; `close` closes the fork."""
+        """Return a fork of a sequence, which `close` closes."""
         self._forks.append(sequence.fork())
         return self._forks[-1]
 
-    def learn(self, begin: Path, ids: Path, rows: np.ndarray) -> None:
-        """Record the log probabilities after each of a path's tokens.
+    def record_logprobs(self, begin: Path, ids: Path, rows: np.ndarray) -> None:
+        """Record the log probabilities after each token of `ids`, which follow the path `begin`.
 
-        rows: float32 [len(ids), vocab].
+        rows: logits, float32 [len(ids), vocab].
         """
         for place, row in enumerate(rows):
             path = (*begin, *ids[: place + 1])
             self._logprobs[path] = self.tree.compute_logprobs(path, row)
 
     def compute_logprobs(self) -> list[list[TokenLogprob]]:
+        """Return the log probability of each token of each text."""
         return [score_tokens(ids, self._logprobs, self.tree.end_ids) for ids in self.tree.texts]
 
     def close(self) -> None:
+        """Close all forks."""
         for fork in self._forks:
             fork.close()
         self._forks = []
 
 
 class TrieBranch(NamedTuple):
-    """Tokens to read after a prompt and a path, shared by several paths."""
+    """Tokens to read after a prompt and a path, shared by several longer paths.
+
+    Attributes:
+        sequence: the KV cache of the prompt and `begin`.  begin: the path before.
+        ids: tokens to read.  paths: the paths that begin with `begin` and `ids`.
+    """
 
     prompt: ScoredPrompt
     sequence: "Tokens"
@@ -170,9 +185,9 @@ class TrieBranch(NamedTuple):
 
 
 def split_branches(prompt: ScoredPrompt, sequence: "Tokens", begin: Path, paths: list[Path]) -> Iterator[TrieBranch]:
-    """Split sorted paths with the common prefix `begin` into branches.
+    """Split sorted paths that begin with `begin` into branches.
 
-    Paths share the tokens of a branch where that pays, see STEM.
+    Paths share a branch where reading their common tokens once pays, see STEM.
     """
     groups: dict[int, list[Path]] = {}
     for path in paths:
@@ -188,7 +203,10 @@ def split_branches(prompt: ScoredPrompt, sequence: "Tokens", begin: Path, paths:
 
 
 def score_texts(engine: "Engine", prompts: Sequence[ScoredPrompt], precise: bool) -> None:
-    """Score the texts of several prompts, in runs that are short enough for 16-bit activations."""
+    """Read the texts of several prompts, in runs of at most PRECISE_TOKENS tokens, and record their log probabilities.
+
+    precise: use 16-bit activations and the kernels of a full run.
+    """
     waiting = [
         each_branch
         for each in prompts
@@ -202,7 +220,7 @@ def score_texts(engine: "Engine", prompts: Sequence[ScoredPrompt], precise: bool
         spans = [(branch.sequence, [*branch.ids]) for branch in batch]
         rows = engine.run(spans, "all", precise, [PRECISE_TOKENS] * len(spans) if precise else ())
         for (prompt, sequence, begin, ids, paths), of_branch in zip(batch, rows, strict=True):
-            prompt.learn(begin, ids, of_branch)
+            prompt.record_logprobs(begin, ids, of_branch)
             waiting += split_branches(prompt, sequence, (*begin, *ids), paths)
 
 
@@ -212,13 +230,14 @@ T = TypeVar("T")
 class BatchScorer(Generic[T]):
     """Scores texts after many prompts, which a scheduler prefills in batches.
 
-    Give `requests` to the scheduler, and iterate over `results`, which follow the order of the prompts.
+    Pass `create_requests` to the scheduler, and iterate over `collect_results`, which follows the order of the prompts.
     """
 
     def __init__(self, engine: "Engine", prepare: Callable[[T], tuple[Request, TokenTrie]], precise: bool):
-        """Store what scoring needs.
+        """Store the engine and the options of scoring.
 
-        prepare: converts a prompt to a request and the texts to score, or raises LocalllmError.
+        prepare: converts a prompt to a request and the texts to score, or raises LocalllmError. precise: see
+        score_request.
         """
         self._engine, self._prepare, self._precise = engine, prepare, precise
         self._results = dict[int, list[list[TokenLogprob]] | LocalllmError]()
@@ -226,7 +245,7 @@ class BatchScorer(Generic[T]):
         self._trees = dict[int, TokenTrie]()
 
     def create_requests(self, prompts: Iterable[T]) -> Iterator[Request]:
-        """Yield a request for each prompt; if `prepare` fails, its error becomes the prompt's result."""
+        """Yield a request for each prompt; an error of `prepare` becomes the result of its prompt."""
         for number, prompt in enumerate(prompts):
             try:
                 request, self._trees[number] = self._prepare(prompt)
@@ -245,9 +264,9 @@ class BatchScorer(Generic[T]):
         self._read[answer.request.key] = ScoredPrompt(tree, fork, row)
 
     def collect_results(self, scheduler: Scheduler) -> Iterator[list[list[TokenLogprob]] | LocalllmError]:
-        """Yield the scores or the error of each prompt.
+        """Yield the log probabilities of each prompt's texts, or its error.
 
-        scheduler: the one that runs the requests.
+        scheduler: the scheduler that runs the requests.
         """
         next_number = 0
         for finished in scheduler:
@@ -259,6 +278,7 @@ class BatchScorer(Generic[T]):
         yield from (self._results[number] for number in sorted(self._results))
 
     def _finish(self) -> None:
+        """Score the prompts that have been prefilled."""
         read, self._read = self._read, {}
         with ExitStack() as stack:
             for each in read.values():
@@ -277,8 +297,8 @@ def score_request(
 ) -> list[list[TokenLogprob]]:
     """Return the log probability of each token of each text after a prompt.
 
-    precise: use 16-bit activations, however long the prompt is; otherwise prefill it as for an answer. Raises
-    ContextError for a text that does not fit, UsageError, MemoryLimitError.
+    precise: use 16-bit activations however long the prompt is; otherwise prefill it as for an answer. Raises
+    ContextError for a text that does not fit, UsageError and MemoryLimitError.
     """
     scores = BatchScorer(cache.engine, lambda prompt: (prompt, tree), precise)
     requests = scores.create_requests([request])
@@ -291,7 +311,7 @@ def score_request(
 
 
 def collect_wanted_tokens(texts: Sequence[list[int]], end_ids: Collection[int]) -> dict[Path, set[int]]:
-    """Return the next tokens to score for each prefix of a text."""
+    """Return the tokens to score after each prefix of a text."""
     following = {tuple(ids[:place]): set(end_ids) for ids in texts for place in range(max(1, len(ids) + bool(end_ids)))}
     for ids in texts:
         for place, token in enumerate(ids):
@@ -300,7 +320,7 @@ def collect_wanted_tokens(texts: Sequence[list[int]], end_ids: Collection[int]) 
 
 
 def drop_prefixes(paths: Collection[Path]) -> list[Path]:
-    """Return the paths that are not a prefix of another one; reading these covers all."""
+    """Return the paths that are not a prefix of another path; reading these reads all."""
     ordered = sorted(path for path in paths if path)
     following = [*ordered[1:], ()]
     return [
@@ -311,9 +331,9 @@ def drop_prefixes(paths: Collection[Path]) -> list[Path]:
 def score_tokens(
     ids: list[int], logprobs_by_path: Mapping[Path, Mapping[int, float]], end_ids: Collection[int]
 ) -> list[TokenLogprob]:
-    """Return the log probability of each token; with `end_ids`, also of ending with any of them.
+    """Return the log probability of each token of a text.
 
-    The end is represented by the likeliest end token.
+    With `end_ids`, the likeliest end token is added, with the probability that any of them follows.
     """
     scores = [TokenLogprob(token, logprobs_by_path[tuple(ids[:place])][token]) for place, token in enumerate(ids)]
     at_end = logprobs_by_path[tuple(ids)] if end_ids else {}

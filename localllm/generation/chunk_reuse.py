@@ -1,4 +1,4 @@
-"""Reuse of chunks from the middle of earlier prompts, at new positions.
+"""Reuse chunks from the middle of earlier prompts at new positions.
 
 When a character is typed in an editor, only the middle of its prompt changes; the text after the cursor moves to later
 positions. Its keys and values are copied, and the keys rotated to the new positions, as llama-server's --cache-reuse
@@ -28,7 +28,11 @@ SOURCES = 8  # latest sequences to search
 
 
 class ReusedChunk(NamedTuple):
-    """`length` tokens at position `place` of a prompt that another sequence holds at position `first`."""
+    """Tokens of a prompt that another sequence holds at other positions.
+
+    Attributes:
+        place: position in the prompt.  first: position in the other sequence.  length: number of tokens.
+    """
 
     place: int
     first: int
@@ -36,11 +40,11 @@ class ReusedChunk(NamedTuple):
 
 
 def find_chunks(cached: Ids[int], prompt: Ids[int], begin: int, least: int) -> list[ReusedChunk]:
-    """Find chunks of at least `least` tokens that a prompt shares with `cached`.
+    """Find chunks of at least `least` tokens that a prompt shares with the tokens of another sequence.
 
-    Only tokens after the first `begin` ones and before the last one are searched. Blocks of half that length are looked
-    up and extended in both directions; of a repeated block, the first CANDIDATES positions are tried. Each chunk is
-    returned without its first READ_AGAIN tokens.
+    Only tokens after the first `begin` ones and before the last one are searched. Blocks of half the minimum length are
+    looked up and extended in both directions; of a repeated block, the first CANDIDATES positions are tried. The first
+    READ_AGAIN tokens of each chunk are left out.
     """
     ours, cached_ids, block = np.array(prompt[:-1], np.int64), np.array(cached, np.int64), max(1, least // 2)
     places = dict[bytes, list[int]]()
@@ -63,37 +67,38 @@ def find_chunks(cached: Ids[int], prompt: Ids[int], begin: int, least: int) -> l
 
 
 def extend_chunk(ours: np.ndarray, cached_ids: np.ndarray, chunk: ReusedChunk, free: int) -> ReusedChunk:
-    """Extend a chunk in both directions, to the left at most to position `free`.
+    """Extend a chunk in both directions, to the left at most to position `free` of the prompt.
 
-    ours, cached_ids: tokens, int64.
+    ours, cached_ids: token ids of the prompt and of the other sequence, int64.
     """
     place, first, _ = chunk
     back = min(place - free, first)
-    matched_before = count_equal(ours[place - back : place][::-1], cached_ids[first - back : first][::-1])
+    matched_before = count_equal_prefix(ours[place - back : place][::-1], cached_ids[first - back : first][::-1])
     after = min(len(ours) - place, len(cached_ids) - first)
-    count = count_equal(ours[place : place + after], cached_ids[first : first + after])
+    count = count_equal_prefix(ours[place : place + after], cached_ids[first : first + after])
     return ReusedChunk(place - matched_before, first - matched_before, matched_before + count)
 
 
-def count_equal(ours: np.ndarray, cached_ids: np.ndarray) -> int:
+def count_equal_prefix(ours: np.ndarray, cached_ids: np.ndarray) -> int:
+    """Return how many first elements of two arrays of equal length are equal."""
     differences = np.flatnonzero(ours != cached_ids)
     return int(differences[0]) if len(differences) else len(ours)
 
 
 class ChunkReuse:
-    """The chunks that a prompt takes from a fork of another sequence, in order."""
+    """The chunks that a prompt copies from a fork of another sequence, in order."""
 
     def __init__(self, engine: "Engine", source: "Sequence", chunks: Iterable[ReusedChunk]):
         self._engine, self._source, self._chunks = engine, source.fork(), [*chunks]
 
-    def end(self, cached_tokens: int) -> int | None:
-        """Return the position of the next chunk after `cached_tokens`, where prefill pauses; None without one."""
+    def find_pause(self, cached_tokens: int) -> int | None:
+        """Return where prefill pauses: the position of the first chunk after `cached_tokens`; None without one."""
         return next((chunk.place for chunk in self._chunks if chunk.place > cached_tokens), None)
 
-    def take(self, sequence: "Sequence") -> int:
-        """Append the chunks that begin at the sequence's end; return the number of tokens appended.
+    def append_chunks(self, sequence: "Sequence") -> int:
+        """Append the chunks that begin at the end of a sequence; return the number of tokens appended.
 
-        Chunks that do not fit into memory, or that prefill has passed, are prefilled like other tokens.
+        Chunks that do not fit into memory, or whose position has been passed, are prefilled like other tokens.
         """
         length_before = len(sequence.tokens)
         while self._chunks and self._chunks[0].place <= len(sequence.tokens):
@@ -108,7 +113,10 @@ class ChunkReuse:
         return len(sequence.tokens) - length_before
 
     def release(self) -> None:
-        """Queue the fork to be freed. Takes no lock: finalizers may call it."""
+        """Queue the fork to be freed.
+
+        Takes no lock, so finalizers may call it.
+        """
         self._chunks = []
         self._source.release()
 
@@ -116,9 +124,9 @@ class ChunkReuse:
 def find_reuse(
     engine: "Engine", sequence: "Sequence", prompt: Ids[int], sources: Iterator["Sequence"], least: int
 ) -> ChunkReuse | None:
-    """Find the sequence whose chunks cover the most unread tokens of a prompt; None if there are none.
+    """Find the sequence whose chunks cover the most uncached tokens of a prompt; None if no sequence shares a chunk.
 
-    sources: the sequences, the latest first; at most SOURCES of them are searched.
+    sources: sequences, the latest first; the first SOURCES are searched. least: minimum length of a chunk, in tokens.
     """
     begin, best, best_count = len(sequence.tokens), None, 0
     for source, _ in zip(sources, range(SOURCES), strict=False):

@@ -1,4 +1,4 @@
-"""Chunked prefill: split a prompt so that a batch computes the same logits as a single Generation.
+"""Split a prompt into chunks so that a batch computes the same logits as a single Generation.
 
 A Generation prefills its prompt in runs (localllm.engine.runs). A run of up to PRECISE_TOKENS tokens has 16-bit
 activations, a longer one 8-bit activations except for a few tokens at both ends of the prompt. In a batch, each chunk
@@ -37,8 +37,8 @@ class PrefillSegment(NamedTuple):
 
     Attributes:
         begin, end: positions in the prompt.  precise: whether activations have 16 bits.
-        is_image: whether they are the rows of an image, which may attend to each other and form one chunk.
-        kernel_tokens: the token count that selects kernels, see localllm.engine.runs; 0: that of the chunk.
+        is_image: whether the tokens are the rows of an image, which may attend to each other and form one chunk.
+        kernel_tokens: token count that selects the kernels, see localllm.engine.runs; 0: that of the chunk.
     """
 
     begin: int
@@ -49,14 +49,14 @@ class PrefillSegment(NamedTuple):
 
 
 class PrefillSegments:
-    """The segments of a prompt, from the runs in which a single Generation prefills it."""
+    """The segments of a prompt, derived from the runs in which a single Generation prefills it."""
 
     def __init__(self, prompt: Ids[int], runs: RunPlan):
         self._length, self.runs = len(prompt), runs
         self._listed = [*split_around_images(prompt, runs)] if has_images(prompt) else []
 
     def find_segment(self, place: int) -> PrefillSegment:
-        """Return the segment of the token at a position in the prompt or after it."""
+        """Return the segment that contains a position in the prompt or after it."""
         if place >= self._length:
             return PrefillSegment(place, place + PRECISE_TOKENS, True, kernel_tokens=1)  # of an answer
         if self._listed:
@@ -65,15 +65,15 @@ class PrefillSegments:
         return next(each for each in split_run(begin, end, self._length, self.runs) if place < each.end)
 
     def count_kernel_tokens(self, begin: int, end: int) -> int:
-        """Return the token count that selects kernels for a run of a prompt; 0 if the engine splits the run."""
+        """Return the token count that selects the kernels for a run of a prompt; 0 if the engine splits the run."""
         segment = self.find_segment(begin)
         return segment.kernel_tokens if segment.precise and segment.end >= end else 0
 
 
 def split_run(begin: int, end: int, length: int, runs: RunPlan) -> list[PrefillSegment]:
-    """List the segments of one run of text in a prompt of `length` tokens.
+    """Return the segments of one run of text in a prompt of `length` tokens.
 
-    Both ends of a long prompt are precise.
+    The first and last tokens of a long prompt are precise.
     """
     if runs.is_measuring:
         return [PrefillSegment(begin, end, True, kernel_tokens=PRECISE_TOKENS)]
@@ -84,7 +84,7 @@ def split_run(begin: int, end: int, length: int, runs: RunPlan) -> list[PrefillS
 
 
 def split_around_images(prompt: Ids[int], runs: RunPlan) -> Iterator[PrefillSegment]:
-    """Yield all segments of a prompt with images, as `read_prompt` and the engine split it."""
+    """Yield all segments of a prompt with images, as `prefill_prompt` and the engine split it."""
     start = 0
     while start < len(prompt):
         end = skip_image_rows(prompt, min(runs.find_next_end(start), len(prompt)))
@@ -106,9 +106,10 @@ def find_run_end(prompt: Ids[int], start: int, runs: RunPlan) -> int:
 def prefill_prompt(
     sequence: "Sequence | ShiftedSequence", prompt: list[int], on_progress: Callable[[int, int], None] | None
 ) -> np.ndarray:
-    """Prefill the tokens of a prompt that the sequence does not hold.
+    """Prefill the tokens of a prompt that a sequence does not hold yet.
 
-    Returns the logits after the prompt, float32 [1, vocab].
+    on_progress: called with the number of tokens prefilled so far and in all. Returns the logits after the prompt,
+    float32 [1, vocab].
     """
     begin, progress = len(sequence.tokens), on_progress or (lambda done, total: None)
     start = begin
@@ -121,15 +122,16 @@ def prefill_prompt(
 
 
 def compute_max_prefill_tokens(parameters: int) -> int:
-    """Return the maximum number of prompt tokens between two decode steps of a model of this size.
+    """Return the maximum number of prompt tokens to prefill between two decode steps.
 
-    It does not depend on measured times, so that the same input always gives the same runs and answers.
+    parameters: number of weights of the model. The result does not depend on measured times, so that the same input
+    always gives the same runs and answers.
     """
     return max(PAGE, min(BATCH, int(OPERATIONS / (2 * parameters))))
 
 
 def compute_chunk_size(place: int, segment: PrefillSegment, room: int) -> int:
-    """Return how many tokens of a segment to prefill from a position in a run with room for `room` tokens."""
+    """Return how many tokens of a segment to prefill from a position on, in a run that has room for `room` tokens."""
     remaining = segment.end - place
     if remaining <= room:
         return remaining
@@ -144,7 +146,7 @@ def count_reusable_tokens(common: int, ours: PrefillSegments, cached: PrefillSeg
     place, is_whole = 0, True
     while place < common:
         our, their = ours.find_segment(place), cached.find_segment(place)
-        if our.precise != their.precise or not ours.runs.select_same_kernels(our.kernel_tokens, their.kernel_tokens):
+        if our.precise != their.precise or not ours.runs.uses_same_kernels(our.kernel_tokens, their.kernel_tokens):
             break
         place, is_whole = min(our.end, their.end), our.end == their.end
     if is_whole and place <= common:

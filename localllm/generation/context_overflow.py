@@ -1,4 +1,4 @@
-"""Policies for a conversation that exceeds its context.
+"""Shift a conversation that exceeds its context, by one of three policies (GenerationOptions.on_overflow).
 
 - error: a prompt that is too long is refused, and an answer ends where the context is full.
 - drop-turns: the oldest turns are dropped until the rest fits; the rest is prefilled again (generation.session).
@@ -24,7 +24,7 @@ SINK_TOKENS = 4  # minimum of first tokens that stay: attention sinks (Xiao et a
 
 
 def require_shift(keep: int, context: int) -> None:
-    """Raise ContextError for a context that is too small to shift."""
+    """Raise ContextError for a context that is too small to shift while keeping `keep` tokens."""
     if context < keep + 2 * PAGE:
         raise ContextError(
             f"a context of {context} is too small to keep {keep} tokens when shifting; use at least {keep + 2 * PAGE}"
@@ -32,14 +32,14 @@ def require_shift(keep: int, context: int) -> None:
 
 
 class ShiftedSequence:
-    """A sequence that never gets full; its `tokens` include dropped ones.
+    """A sequence that never gets full, because it drops old tokens; its `tokens` include the dropped ones.
 
     When the context is full, half of the tokens after the first `keep` are dropped, in whole pages. So a key is
     rotated, and rounded, only once or twice before it is dropped itself.
 
     Attributes:
-        keep: number of first tokens that stay.  tokens: all that were appended.
-        dropped: number of tokens dropped since `begin`.  skipped: how many of these were never read.
+        keep: number of first tokens that stay.  tokens: all tokens that were appended.
+        dropped: number of tokens dropped since `prepare_prompt`.  skipped: how many of these were never prefilled.
     """
 
     listener = None  # draft heads cannot follow a text with dropped tokens
@@ -56,7 +56,7 @@ class ShiftedSequence:
 
     @property
     def adapter_scales(self) -> "AdapterScales":
-        """Those of the sequence that it wraps; they are the same for all tokens."""
+        """The scales of the wrapped sequence, which are the same for all tokens."""
         return self._sequence.adapter_scales
 
     @adapter_scales.setter
@@ -68,10 +68,10 @@ class ShiftedSequence:
         """The number of tokens that can be appended before any is dropped."""
         return self._sequence.context - len(self._sequence.tokens)
 
-    def begin(self, prompt: Ids[int]) -> None:
-        """Prepare for a prompt that continues the sequence: choose the tokens of a long one to skip.
+    def prepare_prompt(self, prompt: Ids[int]) -> None:
+        """Prepare for a prompt that continues the sequence: choose the tokens of a long prompt to skip.
 
-        Whole pages are dropped; at least an eighth of the positions after the first tokens stays free for the answer.
+        Whole pages are skipped; at least an eighth of the positions after the first tokens stays free for the answer.
         """
         self.dropped = self.skipped = 0
         self._unneeded = range(0)
@@ -87,16 +87,16 @@ class ShiftedSequence:
             self._unneeded = range(self.keep, end)
 
     def append(self, ids: Ids[int], logits: str = "last", precise: bool = True, kernel_tokens: int = 0) -> np.ndarray:
-        """Append any number of tokens, like Sequence.append; drop older tokens as needed."""
+        """Append any number of tokens and drop older ones as needed; see Sequence.append."""
         rows, ids = [], list(ids)
         while ids:
             place, unneeded = len(self.tokens), self._unneeded
             if place in unneeded:
-                ids = self._skip(ids, unneeded.stop - place)
+                ids = self._skip_tokens(ids, unneeded.stop - place)
                 continue
             least = skip_image_rows(ids, 1)
             while (room := self.room) < least:
-                self._forget(least)
+                self._drop_tokens(least)
             room = min(room, len(ids), unneeded.start - place if place < unneeded.start else room)
             while cuts_image(ids, room):  # an image is read as a whole
                 room -= 1
@@ -108,18 +108,20 @@ class ShiftedSequence:
             return np.empty((0, 0), np.float32)
         return np.concatenate(rows) if len(rows) > 1 else rows[0]
 
-    def _skip(self, ids: list[int], limit: int) -> list[int]:
-        """Count the first `limit` tokens as dropped without reading them; return the others."""
+    def _skip_tokens(self, ids: list[int], limit: int) -> list[int]:
+        """Count the first `limit` tokens as dropped without prefilling them; return the others."""
         self.tokens += ids[:limit]
         count = len(ids[:limit])
         self._gap, self.dropped, self.skipped = self._gap + count, self.dropped + count, self.skipped + count
         return ids[limit:]
 
-    def _forget(self, length: int) -> None:
-        """Drop tokens until `length` new ones fit. Raises ContextError if that is impossible."""
+    def _drop_tokens(self, length: int) -> None:
+        """Drop tokens until `length` new ones fit. Raises ContextError if they never fit."""
         cached, keep = self._sequence.tokens, self.keep
         if length > self._sequence.context - keep:
-            raise ContextError(f"an image of {length} tokens does not fit the context of {self._sequence.context}")
+            raise ContextError(
+                f"an image of {length} tokens does not fit the context of {self._sequence.context}: raise --ctx-size"
+            )
         count = count_droppable(cached, keep)
         if keep + count < len(cached):
             self._sequence.shift(keep, count)
@@ -129,7 +131,10 @@ class ShiftedSequence:
         self.dropped += count
 
     def truncate(self, length: int) -> int:
-        """Truncate to the first `length` of all tokens, or to `keep` if that would end among dropped ones."""
+        """Truncate to the first `length` of all tokens, or to `keep` if the new end was dropped.
+
+        Returns the number of tokens left.
+        """
         if length < self.keep + self._gap:
             length = min(length, self.keep)
             self._gap = 0
@@ -138,17 +143,21 @@ class ShiftedSequence:
         return length_left
 
     def fork(self) -> "ShiftedSequence":
+        """Return a copy that shares the memory of its tokens."""
         twin = ShiftedSequence(self._sequence.fork(), self.keep)
         twin._gap, twin.tokens = self._gap, [*self.tokens]
         return twin
 
     def unwrap(self) -> "Sequence":
-        """Return the underlying sequence, truncated to `keep` if tokens were dropped."""
+        """Return the wrapped sequence, truncated to `keep` if tokens were dropped."""
         self.truncate(self.keep if self._gap else len(self._sequence.tokens))
         return self._sequence
 
     def release(self) -> None:
-        """Queue the memory to be freed. Takes no lock."""
+        """Queue the memory to be freed.
+
+        Takes no lock, so finalizers may call it.
+        """
         self._sequence.release()
 
     def close(self) -> None:
@@ -156,7 +165,7 @@ class ShiftedSequence:
 
 
 def count_droppable(cached: Ids[int], keep: int) -> int:
-    """Return how many tokens after `keep` to drop: half of them, in whole pages, and no image in part."""
+    """Return how many tokens after the first `keep` to drop: half of them, in whole pages, without cutting an image."""
     droppable = len(cached) - keep
     for count in range(max(droppable // 2 // PAGE, 1) * PAGE, droppable, PAGE):
         if not cuts_image(cached, keep + count):
@@ -165,7 +174,7 @@ def count_droppable(cached: Ids[int], keep: int) -> int:
 
 
 def wrap_sequence(sequence: "Sequence | ShiftedSequence", keep: int | None) -> "Sequence | ShiftedSequence":
-    """Return the sequence as a ShiftedSequence with this `keep`, or unwrapped if it is None."""
+    """Return a sequence that shifts and keeps the first `keep` tokens, or one that does not shift if `keep` is None."""
     if isinstance(sequence, ShiftedSequence):
         if sequence.keep == keep:
             return sequence

@@ -1,4 +1,4 @@
-"""Conversations with local models and servers, the defaults of a model's answers, and the format of a chat template.
+"""Hold conversations with local models and servers, and the defaults and formats of their answers.
 
 To continue a partial answer, the template renders the conversation with a mark after the answer's content, and the text
 from the mark on is cut off, as transformers does (continue_final_message of
@@ -41,7 +41,7 @@ NOTHING = PartialAnswer()
 
 
 class AnswerInProgress(Protocol):
-    """The methods and properties of an answer that a Conversation uses."""
+    """The methods and attributes of an answer that a Conversation uses."""
 
     @property
     def text(self) -> str: ...
@@ -64,13 +64,12 @@ A = TypeVar("A", bound=AnswerInProgress)
 
 
 class Conversation(Generic[A]):
-    """A conversation; subclasses start answers, of type A, in `_start_answer`.
+    """A conversation with a model; subclasses implement `_start_answer`, which starts an answer of type A.
 
     Attributes:
         system: the system message, or None.
-        forgotten: number of turns that the latest `ask` or `chat` dropped, to fit the context.
-        earlier: length, in tokens, of the stored conversation that `messages` restores from disk; set it after
-            `messages`.
+        forgotten: number of turns that the latest `ask` or `chat` dropped to fit the context.
+        earlier: number of tokens of the conversation stored on disk that `messages` restores; set it after `messages`.
     """
 
     def __init__(self) -> None:
@@ -85,15 +84,15 @@ class Conversation(Generic[A]):
     ) -> tuple[list[Message], A]:
         """Start an answer; return the turns of `history` that remain, and the answer.
 
-        is_own: whether the answer continues this conversation.
+        is_own: whether the answer is part of this conversation. Raises ContextError if the last turn does not fit.
         """
         raise NotImplementedError
 
     def park(self) -> None:
-        """Park this conversation's cache, because another conversation begins."""
+        """Keep the cache of this conversation in memory while another one goes on."""
 
     def leave(self) -> None:
-        """Persist this conversation's cache, because the conversation ends."""
+        """Write the cache of this conversation to disk when it ends."""
 
     @property
     def warning(self) -> str | None:
@@ -102,15 +101,16 @@ class Conversation(Generic[A]):
 
     @property
     def is_single_turn(self) -> bool:
+        """Whether the model answers single questions only."""
         return False
 
     def count(self, text: str) -> int:
-        """Count the tokens of a string; 0 if unknown."""
+        """Return the number of tokens of a string; 0 if it is not known."""
         return 0
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation so far, with the system message and the latest answer, which may be partial.
+        """The conversation so far: the system message, the turns, and the latest answer, which may be partial.
 
         Setting it starts another conversation.
         """
@@ -124,17 +124,17 @@ class Conversation(Generic[A]):
         self._history = list(messages[has_system:])
 
     def ask(self, text: str, options: GenerationOptions | None = None, images: Sequence[object] = ()) -> A:
-        """Ask the next question. If the conversation is too long, drop the oldest turns by default.
+        """Ask the next question; by default, the oldest turns are dropped if the conversation is too long.
 
-        images: put before the question; types as in localllm.images.opened. An interrupted answer stays in the history
-        as far as it was generated; a question without any answer is removed. Raises ContextError if the question alone
-        does not fit, and leaves the conversation unchanged.
+        images: images before the question; types as in localllm.images.opened. An interrupted answer stays in the
+        history as far as it was generated; a question without any answer is removed. Raises ContextError if the
+        question alone does not fit, and leaves the conversation unchanged.
         """
         image_fields = {"images": list(images)} if images else {}
         return self.continue_with([{"role": "user", "content": text, **image_fields}], options)
 
     def continue_with(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> A:
-        """Continue with the next messages: a question, or results of the latest answer's tool calls."""
+        """Continue with a question, or with the results of the tool calls of the latest answer."""
         options = options or GenerationOptions()
         history = [*self._stop(), *messages]
         history_left, answer = self._start_answer(self._build_system(), history, options, is_own=True)
@@ -142,7 +142,7 @@ class Conversation(Generic[A]):
         return answer
 
     def undo(self) -> str | None:
-        """Remove the last question and its answer; return the question, None if there is none.
+        """Remove the last question and its answer; return the question, or None if the conversation is empty.
 
         The prefilled tokens stay cached, so the next question costs only its own tokens.
         """
@@ -159,12 +159,13 @@ class Conversation(Generic[A]):
         self._history, self._answer, self._earlier_part, self.earlier = [], None, NOTHING, 0
 
     def _build_system(self) -> list[Message]:
+        """Return the system message as a list; empty without one."""
         return [] if self.system is None else [{"role": "system", "content": self.system}]
 
     def _build_history(self) -> list[Message]:
-        """Return the history with the latest answer, or without an unanswered question.
+        """Return the history with the latest answer, or without the last question if it has no answer.
 
-        A continued answer is included from the start, even if it has only reasoning.
+        A continued answer is returned from its beginning, even if it has only reasoning.
         """
         answer = self._answer
         if answer is None:
@@ -176,7 +177,7 @@ class Conversation(Generic[A]):
         return self._history[: len(self._history) - (self._history[-1]["role"] == "user")]
 
     def _stop(self) -> list[Message]:
-        """Stop the latest answer and return the history with it."""
+        """Stop the latest answer; return the history with it."""
         if self._answer is not None:
             self._answer.close()
         return self._build_history()
@@ -186,16 +187,18 @@ class Conversation(Generic[A]):
 
 
 def is_conversation(prompt: "str | list[int] | Sequence[Message]") -> bool:
+    """Whether a prompt is a list of messages."""
     return isinstance(prompt, Sequence) and any(isinstance(item, dict) for item in prompt)
 
 
 def has_calls(message: Message) -> bool:
+    """Whether a message has tool calls or is the result of one."""
     return isinstance(message, dict) and bool(message.get("role") == "tool" or message.get("tool_calls"))
 
 
 def refuse_image(image: object) -> NoReturn:
-    """Raise UsageError, because the model has no image encoder."""
-    raise UsageError("this model does not accept images")
+    """Raise UsageError: the model has no image encoder."""
+    raise UsageError("this model does not accept images: use a model with a projector (mmproj)")
 
 
 # Unset values of the options that a model's name may set, besides sampling and template variables.
@@ -205,11 +208,12 @@ INSTRUCTION_ROLES = ("system", "developer")  # roles of a message that replaces 
 
 @frozen
 class AnswerDefaults:
-    """Defaults of a model's answers.
+    """Default messages and options of a model's answers.
 
     Attributes:
-        system: system message of conversations without one.  messages: put before the first turn.
-        options: replace options that a request leaves unset.
+        system: system message of conversations that have none.
+        messages: messages before the first turn.
+        options: values of the options that a request leaves unset.
     """
 
     system: str | None = None
@@ -219,20 +223,22 @@ class AnswerDefaults:
     def build_head(self, system: Sequence[Message]) -> list[Message]:
         """Return the messages before the first turn.
 
-        system: the conversation's own system message; empty if it has none.
+        system: the conversation's own system message as a list; empty if it has none.
         """
         default = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*(system or default), *self.messages]
 
     def build_conversation(self, messages: Sequence[Message]) -> list[Message]:
+        """Return a conversation with the default messages before its first turn."""
         first = sum(map(is_instruction, messages[:1]))
         return [*self.build_head(messages[:first]), *messages[first:]]
 
     def fill_unset(self, defaults: "AnswerDefaults") -> "AnswerDefaults":
-        """Return these defaults, completed by those of another."""
+        """Return these defaults, with options that they leave unset from other defaults."""
         return replace(self, options=defaults.complete(self.options))
 
     def complete(self, options: GenerationOptions | None) -> GenerationOptions:
+        """Return options with the defaults in place of unset ones."""
         if options is None:
             return self.options
         changes = {
@@ -246,6 +252,7 @@ class AnswerDefaults:
 
 
 def is_instruction(message: Message) -> bool:
+    """Whether a message replaces the default system message."""
     return isinstance(message, dict) and message.get("role") in INSTRUCTION_ROLES
 
 
@@ -253,19 +260,19 @@ MARK, THOUGHT_MARK = "\ufdd4", "\ufdd5"  # noncharacters, put after the content 
 
 
 class ChatFormat:
-    """A chat template and the formats derived from it."""
+    """A chat template, and the formats of reasoning and tool calls derived from it."""
 
     def __init__(self, template: "ChatTemplate", tokenizer: "Tokenizer"):
         self.template, self._tokenizer = template, tokenizer
 
     @cached_property
     def thoughts(self) -> "ThinkingFormat | None":
-        """The format of the model's reasoning; None if it has none."""
+        """The format of the model's reasoning; None if it does not reason."""
         return detect_format(self.template.source, self._tokenizer)
 
     @cached_property
     def has_thinking_choice(self) -> bool:
-        """Return whether the choice of thinking changes the rendered prompt; True if rendering fails."""
+        """Whether turning thinking on or off changes the rendered prompt; True if rendering fails."""
         choices = (make_template_variables(self.template.source, think, None) for think in THINK if think != "auto")
         try:
             question = [{"role": "user", "content": "?"}]
@@ -275,13 +282,14 @@ class ChatFormat:
 
     @cached_property
     def calls(self) -> "ToolCallFormat":
+        """The format of the model's tool calls."""
         from localllm.generation.tools.tool_messages import derive_template_format
 
         return derive_template_format(self.template, self._tokenizer)
 
     @cached_property
     def result_marks(self) -> tuple[str, ...]:
-        """The tags that the template writes after a call's result, if they could occur in a result."""
+        """The tags that the template writes after the result of a call; empty if a result cannot contain them."""
         from localllm.generation.tools.tool_messages import find_result_marks
 
         return find_result_marks(self.template, self._tokenizer)
@@ -289,7 +297,7 @@ class ChatFormat:
 
 @contextmanager
 def report_long_prompts(messages: Sequence[Message], tokenizer: "Tokenizer", context: int) -> Iterator[None]:
-    """Raise ContextError instead of a template's error if the messages alone exceed the context."""
+    """Raise ContextError in place of an error of the template if the messages alone exceed the context."""
     try:
         yield
     except ModelError:
@@ -305,8 +313,8 @@ def find_partial_answer(
 ) -> PartialAnswer | None:
     """Return the text and reasoning of the last message if the answer should continue it, else None.
 
-    choice: the caller's continue_final; None: continue an assistant's message without tool calls. The content may
-    include reasoning between the model's marks. Raises UsageError.
+    choice: the option continue_final; None: continue an assistant's message without tool calls. The content may include
+    reasoning between the model's marks. Raises UsageError if `choice` is true and the message cannot be continued.
     """
     final = messages[-1] if messages else {"role": ""}
     if choice and (final["role"] != "assistant" or final.get("tool_calls")):
@@ -329,8 +337,8 @@ def render_partial_answer(
 ) -> tuple[str, bool] | None:
     """Render a conversation up to the end of its partial answer.
 
-    Returns the text and whether it includes the reasoning; None if the template does not write the answer. Strips the
-    text's end if the template strips contents.
+    Returns the text, and whether it includes the reasoning; None if the template does not write the answer. Removes
+    white space at the end if the template strips the contents of messages.
     """
     thoughts = {"reasoning_content": THOUGHT_MARK + partial.thinking} if partial.thinking else {}
     final = {"role": "assistant", "content": partial.text + MARK + " ", **thoughts}

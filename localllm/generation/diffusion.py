@@ -1,4 +1,4 @@
-"""Answers of masked diffusion models: all positions are denoised together, the most certain ones first.
+"""Generate answers of masked diffusion models by denoising all positions together, the most certain first.
 
 It works like llama.cpp's diffusion example. Each step runs the model on all positions; the schedule determines how many
 it fills: by time (Dream: Ye et al. 2025, arXiv 2508.15487), or block by block (LLaDA: Nie et al. 2025, arXiv
@@ -27,11 +27,13 @@ class DiffusionOptions:
 
     Attributes:
         length: number of masked positions after the prompt.  steps: number of denoising steps.
-        epsilon: remaining time at the end of a schedule by time; 0 for blocks.
-        block_length: positions of a block; 0 for a schedule by time.
-        algorithm: ORIGIN to CONFIDENCE.  algorithm_temperature: of the choice of positions; 0: the most confident.
-        guidance: classifier-free guidance scale, 0 for none.
-        temperature, top_k, top_p: sampling of tokens; 0 is greedy, top_k 0 and top_p 1 are off.  seed: None: random.
+        epsilon: remaining time at the end of a schedule by time; 0 for a schedule by blocks.
+        block_length: number of positions of a block; 0 for a schedule by time.
+        algorithm: order in which positions are filled, ORIGIN to CONFIDENCE.
+        algorithm_temperature: randomness of this order; 0: the most confident positions first.
+        guidance: scale of classifier-free guidance; 0: none.
+        temperature, top_k, top_p: sampling of tokens; temperature 0 is greedy, top_k 0 and top_p 1 are off.
+        seed: seed of sampling; None: random.
         has_noise: whether Gumbel noise is added to the logits before sampling.
     """
 
@@ -49,8 +51,9 @@ class DiffusionOptions:
     has_noise: bool = False
 
     def require_valid(self) -> None:
+        """Raise UsageError for options that are invalid or do not fit together."""
         if not ORIGIN <= self.algorithm <= CONFIDENCE:
-            raise UsageError(f"the algorithm must be an integer from 0 to 4, not {self.algorithm}")
+            raise UsageError(f"the diffusion algorithm must be an integer from 0 to 4, not {self.algorithm}")
         if self.length < 1 or not 1 <= self.steps <= MAX_STEPS:
             raise UsageError(f"diffusion needs a length of at least 1, and from 1 to {MAX_STEPS} steps")
         if (self.epsilon > 0) == (self.block_length > 0) or self.epsilon >= 1 or self.block_length < 0:
@@ -64,10 +67,11 @@ class DiffusionOptions:
 
 
 class DiffusionModel(NamedTuple):
-    """A diffusion model.
+    """A masked diffusion model.
 
     Attributes:
-        read: computes the logits.  mask: id of the mask token.  is_shifted: whether logits predict the next position.
+        read: returns the logits at each position.  mask: id of the mask token.
+        is_shifted: whether the logits at a position predict the next one.
     """
 
     read: Read
@@ -76,13 +80,13 @@ class DiffusionModel(NamedTuple):
 
 
 def denoise(model: DiffusionModel, prompt: Sequence[int], options: DiffusionOptions) -> Iterator[list[int]]:
-    """Yield the tokens after the prompt, after each step; unfilled positions hold the mask token.
+    """Yield the tokens after the prompt after each step; unfilled positions hold the mask token.
 
-    Raises UsageError, ContextError.
+    Raises UsageError for invalid options or an empty prompt, ContextError if one run cannot hold all positions.
     """
     options.require_valid()
     if not prompt:
-        raise UsageError("the prompt is empty")
+        raise UsageError("the prompt is empty: it must have at least one token")
     tokens, first = np.array([*prompt, *[model.mask] * options.length], np.int64), len(prompt)
     random = np.random.default_rng(options.seed)
     for begin, end, step, count in plan_steps(options):
@@ -91,16 +95,18 @@ def denoise(model: DiffusionModel, prompt: Sequence[int], options: DiffusionOpti
         if len(places):
             rows = compute_logits(model, tokens, first, options)[places]
             fill_positions(
-                tokens, places, rows, count_filled(options, step, count, len(places), end - begin), options, random
+                tokens,
+                places,
+                rows,
+                count_positions_to_fill(options, step, count, len(places), end - begin),
+                options,
+                random,
             )
         yield tokens[first:].tolist()
 
 
 def plan_steps(options: DiffusionOptions) -> Iterator[tuple[int, int, int, int]]:
-    """Plan the steps.
-
-    Yields for each: begin and end of the positions it may unmask, its index in its block, and the steps per block.
-    """
+    """Yield for each step: begin and end of the positions that it may fill, its index in its block, steps per block."""
     length = options.block_length or options.length
     blocks = options.length // length
     for block in range(blocks):
@@ -108,8 +114,11 @@ def plan_steps(options: DiffusionOptions) -> Iterator[tuple[int, int, int, int]]
             yield block * length, (block + 1) * length, step, options.steps // blocks
 
 
-def count_filled(options: DiffusionOptions, step: int, steps: int, masked: int, length: int) -> int:
-    """Return the number of positions that a step fills."""
+def count_positions_to_fill(options: DiffusionOptions, step: int, steps: int, masked: int, length: int) -> int:
+    """Return how many positions a step fills.
+
+    step: index in its block of `steps` steps. masked: number of masked positions. length: that before the first step.
+    """
     if options.block_length:
         return length // steps + (step < length % steps)
     share, next_share = (1 - at / steps * (1 - options.epsilon) for at in (step, step + 1))
@@ -117,7 +126,10 @@ def count_filled(options: DiffusionOptions, step: int, steps: int, masked: int, 
 
 
 def compute_logits(model: DiffusionModel, tokens: np.ndarray, first: int, options: DiffusionOptions) -> np.ndarray:
-    """Compute the logits at each position with classifier-free guidance, float64 [tokens, vocab]."""
+    """Compute the logits at each position with classifier-free guidance, float64 [tokens, vocab].
+
+    first: number of prompt tokens, which guidance masks.
+    """
     rows = model.read(tokens.tolist()).astype(np.float64)
     if options.guidance:
         unprompted = tokens.copy()
@@ -133,7 +145,7 @@ def fill_positions(
 ) -> None:  # fmt: skip
     """Sample tokens for `count` of the masked positions, and write them to `tokens`.
 
-    places: the masked positions.  rows: logits at these positions, float64 [places, vocab].
+    places: the masked positions. rows: logits at these positions, float64 [places, vocab].
     """
     if options.has_noise and options.temperature > 0:  # (Zheng et al. 2024, arXiv 2409.02908)
         noise = np.maximum(random.random(rows.shape), 1e-20)
@@ -152,7 +164,7 @@ def fill_positions(
 def sample_tokens(
     rows: np.ndarray, options: DiffusionOptions, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sample a token for each row.
+    """Sample a token from each row of logits, float64 [rows, vocab].
 
     Returns the tokens, int64 [rows], and the model's confidence in each, float64 [rows].
     """
@@ -173,7 +185,7 @@ def sample_tokens(
 
 
 def compute_probabilities(rows: np.ndarray, options: DiffusionOptions) -> np.ndarray:
-    """Compute sampling probabilities, float64 [rows, vocab], after top_k, top_p and temperature."""
+    """Compute the probabilities of sampling, float64 [rows, vocab], after top_k, top_p and temperature."""
     if 0 < options.top_k < rows.shape[1]:
         least = np.partition(rows, -options.top_k, axis=1)[:, -options.top_k, None]
         rows = np.where(rows >= least, rows, -np.inf)
@@ -195,7 +207,7 @@ def softmax(rows: np.ndarray) -> np.ndarray:
 def make_diffusion_model(engine: "Engine", metadata: Mapping[str, object]) -> DiffusionModel:
     """Return the diffusion model of an engine.
 
-    Raises UsageError for a model that is not a diffusion model, or without a mask token.
+    metadata: of the GGUF file. Raises UsageError for a model of another kind, or without a mask token.
     """
     if not engine.hyperparameters.is_diffusion:
         raise UsageError(
@@ -208,6 +220,6 @@ def make_diffusion_model(engine: "Engine", metadata: Mapping[str, object]) -> Di
 
 
 def require_room(tokens: int, maximum: int) -> None:
-    """Raise ContextError if one run cannot hold this many tokens."""
+    """Raise ContextError if `tokens` exceeds the maximum number of tokens of a run."""
     if tokens > maximum:
         raise ContextError(f"{tokens} tokens (the prompt and the positions to fill) exceed the limit of {maximum}")

@@ -1,4 +1,4 @@
-"""The image encoder of a model: its projector, and the token ids that represent encoded images."""
+"""Encode images with the projector of a model, and assign the token ids that represent them."""
 
 import hashlib
 import os
@@ -28,28 +28,34 @@ MIN_CACHED, MAX_BYTES = 64, 256 << 20
 
 
 class EncodedImage(NamedTuple):
-    """An encoded image: its token ids in a prompt, and the embeddings that they represent."""
+    """An encoded image.
+
+    Attributes:
+        ids: its token ids in a prompt.  seen: the embeddings that these ids represent.
+    """
 
     ids: list[int]
     seen: list[ImageEmbedding]
 
 
 class ImageEncoder:
-    """The projector of an open model. Not thread-safe.
+    """The image encoder of an open model: its projector with caches of encoded images.
+
+    Not thread-safe.
 
     Attributes:
-        path: path of the projector's file.  encoded: number of images that were encoded, without cached ones.
+        path: path of the projector.  encoded: number of images encoded so far, without those from a cache.
     """
 
     def __init__(
         self, path: str, engine: "Engine", tokenizer: "Tokenizer", options: EngineOptions, keeps: bool = False,
         pan_and_scan: bool = False,
     ):  # fmt: skip
-        """Load the projector.
+        """Load a projector.
 
-        keeps: also cache encoded images on disk.  pan_and_scan: also encode crops of long images. Raises ModelError for
-        an invalid projector or that of another model, UnsupportedError, and UsageError if its family has no pan-and-
-        scan.
+        keeps: whether encoded images are cached on disk. pan_and_scan: whether crops of long images are encoded, too.
+        Raises ModelError for an invalid projector or that of another model, UnsupportedError for an unknown type, and
+        UsageError if the projector has no pan-and-scan.
         """
         self.path, self.encoded, self._engine, self._tokenizer = path, 0, engine, tokenizer
         self._cache: OrderedDict[bytes, EncodedImage] = OrderedDict()
@@ -71,9 +77,9 @@ class ImageEncoder:
         self._files = EncodedImageCache(os.path.basename(path), width) if keeps else None
 
     def encode(self, source: object) -> EncodedImage:
-        """Encode an image; the engine knows its ids as long as the result is referenced.
+        """Encode an image; the engine knows its token ids as long as the result is referenced.
 
-        source: see localllm.images.opened. Raises UsageError, ModelError.
+        source: types as in localllm.images.opened. Raises UsageError for an invalid image, ModelError.
         """
         image = load_image(source)
         self._root = self._root or self._compute_fingerprint()
@@ -83,7 +89,7 @@ class ImageEncoder:
         self._cache[digest] = look
         for embedding in look.seen:
             self._engine.register_image(embedding)
-        self._forget()
+        self._evict_images()
         return look
 
     def _compute_fingerprint(self) -> bytes:
@@ -95,6 +101,10 @@ class ImageEncoder:
             return self.path.encode()
 
     def _encode_image(self, image: "Image.Image", digest: bytes) -> EncodedImage:
+        """Encode an image that is not cached in memory.
+
+        digest: checksum of its pixels.
+        """
         h = self._reader.hyperparameters
         prepared = self._prepared(h, image)
         rows = self._files.find(digest) if self._files else None
@@ -117,7 +127,8 @@ class ImageEncoder:
             ids += self._tokenizer.encode(part, special=True) if isinstance(part, str) else embeddings[part].ids
         return EncodedImage(ids, embeddings)
 
-    def _forget(self) -> None:
+    def _evict_images(self) -> None:
+        """Drop the oldest cached images above the limits."""
         while len(self._cache) > MIN_CACHED and sum(map(count_bytes, self._cache.values())) > MAX_BYTES:
             self._cache.popitem(last=False)
 
@@ -126,4 +137,5 @@ class ImageEncoder:
 
 
 def count_bytes(look: EncodedImage) -> int:
+    """Return the size of an encoded image in bytes."""
     return sum(embedding.rows.nbytes for embedding in look.seen)

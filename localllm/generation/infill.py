@@ -1,4 +1,4 @@
-"""Fill-in-the-middle prompts.
+"""Build fill-in-the-middle prompts.
 
     [repository]name [file]name text [file]name text ... [file]name [prefix]text[suffix]text[middle]
 
@@ -26,10 +26,10 @@ class Infill:
 
     Attributes:
         prefix, suffix: the text before and after the gap.
-        files: names and contents of other files of the repository; None: without the repository's special tokens.
+        files: (name, content) of other files of the repository; None: no special tokens of repositories.
         typed: the end of the prefix, which editors send in a field of its own; it is tokenized separately.
-        suffix_first: whether the suffix precedes the prefix (SPM), so that typing appends to the prompt.
-        is_cut: whether long prefixes and suffixes are cut to the tokens near the gap, as llama-server does.
+        suffix_first: whether the suffix precedes the prefix in the prompt (SPM), so that typing appends to the prompt.
+        is_cut: whether long prefixes and suffixes are cut to the tokens near the gap, as in llama-server.
     """
 
     prefix: str
@@ -39,8 +39,12 @@ class Infill:
     is_cut: bool = False
     suffix_first: bool = False
 
-    def fit(self, tokenizer: Tokenizer, context: int, max_tokens: int | None) -> list[int]:
-        """Return the token ids of a prompt that leaves enough context for the answer. Raises UsageError."""
+    def encode_to_fit(self, tokenizer: Tokenizer, context: int, max_tokens: int | None) -> list[int]:
+        """Return the token ids of a prompt that leaves room for the answer in the context.
+
+        max_tokens: maximum number of tokens of the answer, or None. Raises UsageError for a model without
+        fill-in-the-middle tokens.
+        """
         if not self.is_cut:
             return self.encode(tokenizer)
         limit = min(MAX_TOKENS, context // 2)
@@ -50,8 +54,9 @@ class Infill:
     def encode(self, tokenizer: Tokenizer, limit: int | None = None, most_files: int = 0) -> list[int]:
         """Return the token ids of the prompt.
 
-        limit: maximum tokens of prefix (three quarters, its end) and suffix together; None: no limit.
-        most_files: maximum tokens of the other files; the last ones are kept. Only used with `limit`.
+        limit: maximum number of tokens of the prefix (three quarters, its end) and the suffix together; None: no limit.
+        most_files: maximum number of tokens of the other files, of which the last are kept; only used with `limit`.
+
         Raises UsageError for a model without fill-in-the-middle tokens.
         """
         marks, encode = require_infill_tokens(tokenizer), tokenizer.encode
@@ -70,7 +75,7 @@ class Infill:
         return [*first, *files, *part_before, *part_after, marks.middle]
 
     def _encode_files(self, tokenizer: Tokenizer, marks: InfillTokens, limit: int | None) -> list[int]:
-        """Encode the other files; omit the first ones if all together exceed `limit` tokens."""
+        """Encode the other files; leave out the first ones if all together exceed `limit` tokens."""
         if self.files is None:
             return []
         encode = tokenizer.encode
@@ -89,7 +94,7 @@ class Infill:
 
 
 def require_infill_tokens(tokenizer: Tokenizer) -> InfillTokens:
-    """Return a model's fill-in-the-middle tokens. Raises UsageError if it has none."""
+    """Return the fill-in-the-middle tokens of a model. Raises UsageError if it has none."""
     if tokenizer.infill_tokens is None:
         raise UsageError(
             "this model cannot fill in the middle of a text: its vocabulary has no tokens for prefix, suffix and "

@@ -248,7 +248,7 @@ class HookedModel(GenerationMixin, InspectionMixin):
     def sequence(self) -> "Tokens":
         return self._engine.sequence(self._hook)
 
-    def drafter(self, speculate: Any) -> str:
+    def resolve_drafter(self, speculate: Any) -> str:
         """Return "off": the hook would see drafts that are rejected."""
         return "off"
 

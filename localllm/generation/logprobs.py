@@ -1,4 +1,4 @@
-"""Log probabilities of tokens, computed from the model's logits before sampling options."""
+"""Compute log probabilities of tokens from the model's logits, before sampling options."""
 
 from collections.abc import Sequence as Ids
 from contextlib import closing
@@ -22,14 +22,14 @@ class TokenLogprob(NamedTuple):
 
 
 class LikelyToken(NamedTuple):
-    """A generated or prompt token, and the likeliest tokens at its position, best first."""
+    """A generated token or a token of the prompt, and the likeliest tokens at its position, best first."""
 
     chosen: TokenLogprob
     likeliest: tuple[TokenLogprob, ...]
 
 
 def compute_token_logprobs(row: np.ndarray, token: int, count: int) -> LikelyToken:
-    """Return a token's log probability and the `count` likeliest tokens.
+    """Return the log probability of a token, and the `count` likeliest tokens.
 
     row: logits, float32 [vocab].
     """
@@ -41,11 +41,11 @@ def compute_token_logprobs(row: np.ndarray, token: int, count: int) -> LikelyTok
 
 
 def compute_prompt_logprobs(sequence: "Sequence", ids: Ids[int], count: int) -> tuple[list[LikelyToken], np.ndarray]:
-    """Return the log probabilities of a prompt's tokens except the first, and the logits after the prompt.
+    """Return the log probabilities of a prompt's tokens except the first, and the logits after it, float32 [vocab].
 
-    sequence: an empty one, which is closed.  count: number of likeliest tokens to return for each. The logits are
-    float32 [vocab]. Activations have 16 bits, as in choices.py; runs are short, so that few logits are in memory.
-    Raises the errors of Sequence.append.
+    sequence: an empty sequence, which is closed. count: number of likeliest tokens to return for each token.
+    Activations have 16 bits, as in choices.py; runs are short, so that few logits are in memory. Raises the errors of
+    Sequence.append.
     """
     logprobs, row = list[LikelyToken](), np.empty(0, np.float32)
     with closing(sequence):

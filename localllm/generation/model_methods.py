@@ -1,4 +1,4 @@
-"""The methods of a model that generate, choose or score text, and answers for event loops."""
+"""Define the methods of a model that generate, choose or score text, also for event loops."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -29,17 +29,18 @@ if TYPE_CHECKING:
 
 
 class AnswerArguments(SamplingArguments, total=False):
-    """Options of an answer other than sampling.
+    """Options of an answer, besides those of sampling.
 
-    on_overflow, keep: policy for a full context.  think: "on", "off", "auto", "low", "medium" or "high". think_budget:
-    maximum number of reasoning tokens.  template_variables: for the chat template.  continue_final: whether to continue
-    the last message; None: if it is an assistant's without tool calls.  schema, grammar (GBNF), regex: one constraint
-    of the answer; json_whitespace and additional_properties loosen a schema.  logprobs: whether to return log
-    probabilities, or, like top_logprobs, with how many alternatives to each token.  logits_processor: called before
-    each token is drawn with all token ids and a copy of the logits, float32 [vocab]; returns the logits to draw from.
-    stopping_criteria: called in the same way; returns whether the answer ends.  ban: strings that must not occur in the
-    answer, in upper or lower case; their tokens are undone and drawn again.  lora: the scales of adapters by name;
-    None: those that the model was opened with.
+    on_overflow, keep: what happens when the context is full. think: "on", "off", "auto", "low", "medium" or "high".
+    think_budget: maximum number of reasoning tokens. template_variables: variables for the chat template.
+    continue_final: whether to continue the last message; None: if it is an assistant's without tool calls. schema,
+    grammar (GBNF), regex: the constraint on the answer, at most one of them. json_whitespace, additional_properties:
+    allow white space and unlisted properties in the answer to a schema. logprobs: whether to return log probabilities,
+    or, like top_logprobs, with how many alternatives to each token. logits_processor: called before each token is drawn
+    with all token ids and a copy of the logits, float32 [vocab]; returns the logits to draw from. stopping_criteria:
+    called with the same arguments; returns whether the answer ends. ban: strings that must not occur in the answer, in
+    upper or lower case; their tokens are undone and drawn again. lora: scales of the adapters by name; None: the scales
+    with which the model was opened.
     """
 
     on_overflow: str | None
@@ -62,10 +63,11 @@ class AnswerArguments(SamplingArguments, total=False):
 
 
 class CallArguments(AnswerArguments, total=False):
-    """Options of tool calls.
+    """Options of an answer, with those of tool calls.
 
-    tool_choice: "auto", "required", "none", or the tool to call.  parallel_tool_calls: whether several calls are
-    allowed.  json_calls: whether JSON text that names a tool counts as a call.
+    tool_choice: "auto", "required", "none", or the tool to call.
+    parallel_tool_calls: whether an answer may have several calls.
+    json_calls: whether JSON text that names a tool counts as a call.
     """
 
     tool_choice: object
@@ -74,9 +76,9 @@ class CallArguments(AnswerArguments, total=False):
 
 
 class ChatArguments(CallArguments, total=False):
-    """Arguments of a chat.
+    """Options of an answer to a conversation, with the tools.
 
-    tools: functions that the model may call, or descriptions in OpenAI's format.
+    tools: functions that the model may call, or descriptions of functions in OpenAI's format.
     """
 
     tools: Sequence[object]
@@ -89,6 +91,7 @@ _TOOLS = {"tool_choice": "choice", "parallel_tool_calls": "parallel", "json_call
 
 
 def describe_unknown_option(name: str) -> str:
+    """Return the message for an unknown option, with the name that it resembles."""
     from difflib import get_close_matches  # seldom needed
 
     from localllm.generation.foreign_names import ANSWER_NAMES, describe_foreign_name
@@ -100,10 +103,10 @@ def describe_unknown_option(name: str) -> str:
 
 
 def count_alternatives(logprobs: object, top_logprobs: object) -> int | None:
-    """Return how many alternatives to each token to report; None for no log probabilities.
+    """Return how many alternatives to each token to report; None if no log probabilities are wanted.
 
-    logprobs: True or False as in OpenAI's chat API, or a count as in its completions API.  top_logprobs: a count, or
-    None. Raises UsageError.
+    logprobs: True or False as in OpenAI's chat API, or a count as in its completions API. top_logprobs: a count, or
+    None. Raises UsageError for invalid values, or two different counts.
     """
     if logprobs is None or isinstance(logprobs, bool):
         is_asked, count = bool(logprobs), None
@@ -113,14 +116,17 @@ def count_alternatives(logprobs: object, top_logprobs: object) -> int | None:
         return (count or 0) if is_asked else None
     top = require_integer("top_logprobs", top_logprobs)
     if count not in (None, top):
-        raise UsageError(f"logprobs and top_logprobs must not differ: {count} and {top}")
+        raise UsageError(f"logprobs and top_logprobs must not differ (found {count} and {top}): give only one of them")
     return top
 
 
 def gather_options(
     max_tokens: int | None, stop: Sequence[str], arguments: AnswerArguments, speculate: "str | Drafter" = "auto"
 ) -> GenerationOptions:
-    """Convert a method's keyword arguments to options. Raises UsageError, UnknownOptionError for an unknown name."""
+    """Convert the keyword arguments of a method to options.
+
+    Raises UnknownOptionError for an unknown name, UsageError for an invalid value.
+    """
     remaining = {name: to_python_number(value) for name, value in cast("dict[str, Any]", arguments).items()}
     sampling = {name: remaining.pop(name) for name in SamplingArguments.__annotations__ if name in remaining}
     constraint = {name: remaining.pop(name) for name in _CONSTRAINTS if remaining.get(name) is not None}
@@ -174,7 +180,7 @@ Prompt = str | list[int] | list[Message]  # a string or token ids to continue, o
 
 
 class GenerationMixin:
-    """The methods of a Model that generate.
+    """The methods of a Model that generate, choose and score text.
 
     Attributes:
         session: the model's conversation.  receipt_maker: makes the receipt of an answer from this model, the
@@ -184,27 +190,33 @@ class GenerationMixin:
     session: Session
     receipt_maker: "Callable[[Any, object, GenerationOptions, Generation], dict[str, Any]] | None" = None
 
-    def drafter(self, speculate: Any) -> "str | Drafter":
-        """Convert the argument `speculate` to the value of GenerationOptions.speculate."""
+    def resolve_drafter(self, speculate: Any) -> "str | Drafter":
+        """Convert the argument `speculate` of a method to a value of GenerationOptions.speculate."""
         raise NotImplementedError
 
     def batch(self, requests: Iterable[Request], parallel: int | None = None, precise: bool = True) -> "Scheduler":
-        """Return a scheduler for many requests."""
+        """Return a scheduler that answers many requests; see Scheduler for the arguments."""
         raise NotImplementedError
 
     def generate(
         self, prompt: str | list[int], max_tokens: int | None = None, stop: Sequence[str] = (),
         speculate: "str | GenerationMixin" = "auto", **options: Unpack[AnswerArguments],
     ) -> Generation:  # fmt: skip
-        """Continue a prompt without a chat template: an iterator of chunks of text, see Generation.
+        """Continue a prompt without a chat template.
 
-        stop: strings that end the answer.  speculate: source of drafts: "auto", "mtp", "ngram", "off", "draft:PATH" or
-        an open Model.  options: sampling, such as temperature=0 or seed=1; on_overflow and keep, the policy for a full
-        context; one constraint, which the answer matches if its finish_reason is "stop": schema, a JSON schema (a dict,
-        a string, or a type such as a pydantic class, a dataclass or list[int]; see Generation.parsed), grammar in GBNF,
-        or regex. Raises ContextError, UsageError.
+        Returns an iterator over chunks of text, see Generation.
+
+        stop: strings that end the answer. speculate: source of drafts: "auto", "mtp", "ngram", "off", "draft:PATH" or
+        an open Model.
+
+        options: sampling, such as temperature=0 or seed=1; on_overflow and keep, for a full context; one constraint,
+        which the answer matches if its finish_reason is "stop": schema, a JSON schema (a dict, a string, or a type such
+        as a pydantic class, a dataclass or list[int]; see Generation.parsed), grammar in GBNF, or regex; and the others
+        of AnswerArguments.
+
+        Raises ContextError if the prompt does not fit, UsageError for invalid arguments.
         """
-        generation = gather_options(max_tokens, stop, options, self.drafter(speculate))
+        generation = gather_options(max_tokens, stop, options, self.resolve_drafter(speculate))
         return self._note(self.session.complete(prompt, generation), prompt, generation)
 
     def infill(
@@ -212,29 +224,33 @@ class GenerationMixin:
         speculate: "str | GenerationMixin" = "auto", files: Sequence[tuple[str, str]] = (),
         **options: Unpack[AnswerArguments],
     ) -> Generation:  # fmt: skip
-        """Generate the text between a prefix and a suffix (fill in the middle).
+        """Generate the text between a prefix and a suffix (fill-in-the-middle).
 
         files: (name, content) of other files of the repository, the most important last. Other arguments and errors as
-        in `generate`; also raises UsageError for a model without fill-in-the-middle tokens.
+        for `generate`; also raises UsageError for a model without fill-in-the-middle tokens.
         """
         from localllm.generation.infill import Infill
 
-        generation = gather_options(max_tokens, stop, options, self.drafter(speculate))
+        generation = gather_options(max_tokens, stop, options, self.resolve_drafter(speculate))
         return self.session.complete(Infill(prefix, suffix, files or None).encode(self.session.tokenizer), generation)
 
     def chat(
         self, messages: Sequence[Message], max_tokens: int | None = None, stop: Sequence[str] = (),
         speculate: "str | GenerationMixin" = "auto", **options: Unpack[ChatArguments],
     ) -> Generation:  # fmt: skip
-        """Answer a conversation, [{"role": "user", "content": "Hi"}, ...], with the arguments of `generate`.
+        """Answer a conversation, such as [{"role": "user", "content": "Hi"}].
 
-        options: as in `generate`, and: think, "on", "off", "auto", or an effort, "low", "medium" or "high";
+        Returns an iterator over chunks of text, see Generation.
+
+        options: as for `generate`, and: think, "on", "off", "auto", or an effort, "low", "medium" or "high";
         think_budget, the maximum number of reasoning tokens, which are not part of the text (see Generation.parts and
         .thinking); template_variables, a dict for the chat template; continue_final, whether to continue the last
         message (None: if it is an assistant's without tool calls); tools, functions that the model may call, described
-        by signatures and docstrings (see Generation.calls, and `run_tools`, which calls them), with tool_choice.
+        by their signatures and docstrings (see Generation.calls, and `run_tools`, which calls them), with tool_choice.
+
+        Other arguments and errors as for `generate`.
         """
-        generation = gather_options(max_tokens, stop, options, self.drafter(speculate))
+        generation = gather_options(max_tokens, stop, options, self.resolve_drafter(speculate))
         return self._note(self.session.chat(messages, generation), messages, generation)
 
     def _note(self, answer: Generation, prompt: object, options: GenerationOptions) -> Generation:
@@ -247,7 +263,10 @@ class GenerationMixin:
         self, messages: Sequence[Message], max_tokens: int | None = None, stop: Sequence[str] = (),
         speculate: "str | GenerationMixin" = "auto", **options: Unpack[ChatArguments],
     ) -> "AsyncGeneration[Generation]":  # fmt: skip
-        """Answer a conversation like `chat`, for `async for`; leaving the loop or cancelling the task ends it."""
+        """Answer a conversation like `chat`, for `async for`.
+
+        Leaving the loop or cancelling the task ends the answer.
+        """
 
         return AsyncGeneration(lambda: self.chat(messages, max_tokens, stop, speculate, **options))
 
@@ -255,10 +274,10 @@ class GenerationMixin:
         self, prompt: Prompt, max_tokens: int | None = None, stop: Sequence[str] = (),
         speculate: "str | GenerationMixin" = "auto", **options: Unpack[ChatArguments],
     ) -> Generation:  # fmt: skip
-        """Return the complete answer to messages, like `chat`, or the continuation, like `generate`."""
+        """Return the complete answer to messages, like `chat`, or the continuation of a prompt, like `generate`."""
 
         def begin() -> Generation:
-            generation = gather_options(max_tokens, stop, options, self.drafter(speculate))
+            generation = gather_options(max_tokens, stop, options, self.resolve_drafter(speculate))
             if is_conversation(prompt):
                 return self.session.chat(cast("list[Message]", prompt), generation)
             return self.session.complete(cast("str | list[int]", prompt), generation)
@@ -270,7 +289,7 @@ class GenerationMixin:
         permission: Callable[["ToolCall"], bool] | None = None, max_tokens: int | None = None,
         **options: Unpack[CallArguments],
     ) -> "ToolRun":  # fmt: skip
-        """Answer a conversation with tools: call functions and return their results until the model makes no call.
+        """Answer a conversation with tools: call functions and return their results until the model calls none.
 
         permission: returns whether a call may be performed. Exceptions of functions are reported to the model;
         asynchronous functions run in a new event loop. A tool_choice that requires a call holds for the first answer.
@@ -278,14 +297,14 @@ class GenerationMixin:
         """
         from localllm.generation.tool_run import ToolRun
 
-        return ToolRun(self._turns(messages, tools, max_tokens, options), tools, max_turns, permission)
+        return ToolRun(self._make_turn_starter(messages, tools, max_tokens, options), tools, max_turns, permission)
 
     def arun_tools(
         self, messages: Sequence[Message], tools: Sequence[Callable[..., object]], max_turns: int = 8,
         permission: Callable[["ToolCall"], bool] | None = None, max_tokens: int | None = None,
         **options: Unpack[CallArguments],
     ) -> "AsyncGeneration[ToolRun]":  # fmt: skip
-        """Run tools like `run_tools`, for `async for`.
+        """Answer a conversation with tools like `run_tools`, for `async for`.
 
         Asynchronous functions run in the caller's event loop, others in threads. Leaving the loop or cancelling the
         task ends the answer, and cancels a running asynchronous function.
@@ -294,13 +313,14 @@ class GenerationMixin:
 
         from localllm.generation.tool_run import ToolRun
 
-        loop, begin = asyncio.get_running_loop(), self._turns(messages, tools, max_tokens, options)
+        loop, begin = asyncio.get_running_loop(), self._make_turn_starter(messages, tools, max_tokens, options)
         return AsyncGeneration(lambda: ToolRun(begin, tools, max_turns, permission, loop))
 
-    def _turns(
+    def _make_turn_starter(
         self, messages: Sequence[Message], tools: Sequence[Callable[..., object]], max_tokens: int | None,
         options: CallArguments,
     ) -> "Callable[[Sequence[Message]], Generation]":  # fmt: skip
+        """Return a function that starts the next answer, after the messages that a run has added."""
         arguments: ChatArguments = {**options, "tools": tools}
         freely: ChatArguments = {**arguments, "tool_choice": "auto"}
         first, later = gather_options(max_tokens, (), arguments), gather_options(max_tokens, (), freely)
@@ -338,12 +358,17 @@ class GenerationMixin:
         parallel: int | None = None, precise: bool = True, errors: str = "raise",
         per_prompt: Iterable[Mapping[str, Any]] | None = None, **options: Unpack[ChatArguments],
     ) -> Iterator[Completion | LocalllmError]:  # fmt: skip
-        """Answer many prompts in a batch, each as `generate` or `chat` would, in the order of the prompts.
+        """Answer many prompts in a batch, each as `generate` or `chat` would.
 
-        Answers have a text, tokens and a finish_reason. parallel: maximum of concurrent answers (None: 16).  precise:
-        compute each answer as if it were alone, to the bit (exceptions: docs/map.md); False is faster, but some tokens
-        differ. errors: "raise" the first one, or "return" each in place of its answer.  per_prompt: options of each
-        prompt, in their order, such as [{"seed": 1}, {"max_tokens": 5}], in place of those for all.
+        Yields the answers in the order of the prompts, with the attributes of Completion, such as text and
+        finish_reason.
+
+        parallel: maximum number of concurrent answers; None: 16.
+        precise: whether each answer is computed to the bit as if it were alone (exceptions: docs/map.md); False is
+        faster, but some tokens differ.
+        errors: "raise" the first error, or "return" each in place of its answer.
+        per_prompt: options of each prompt, in their order, such as [{"seed": 1}, {"max_tokens": 5}], in place of those
+        for all.
         """
         common = {"max_tokens": max_tokens, "stop": stop, **options}
         generation = make_options(common)
@@ -363,6 +388,11 @@ class GenerationMixin:
         self, pairs: "Iterator[tuple[Prompt, Callable[[], GenerationOptions]]]", parallel: int | None, precise: bool,
         returns: bool,
     ) -> Iterator[Completion | LocalllmError]:  # fmt: skip
+        """Yield the answers of `map`.
+
+        pairs: each prompt, and a function that returns its options. returns: whether errors are yielded in place of
+        answers.
+        """
         results = dict[int, Completion | LocalllmError]()
         next_number = 0
         with closing(self.batch(self._create_requests(pairs, results, returns), parallel, precise)) as batch:
@@ -381,7 +411,7 @@ class GenerationMixin:
     ) -> Iterator[Request]:  # fmt: skip
         """Yield a request for each prompt.
 
-        failed: receives the errors of invalid prompts if `returns` is true.
+        failed: receives the errors of invalid prompts by index if `returns` is true; otherwise they are raised.
         """
         for number, (prompt, get_options) in enumerate(pairs):
             try:
@@ -396,10 +426,12 @@ class GenerationMixin:
     ) -> "list[Choice]":
         """Return the choices with their exact probabilities as answers to a prompt, the likeliest first.
 
-        Messages are answered without reasoning; a string, or token ids, are continued. The probability of a choice is
-        the product of its tokens' probabilities. After messages, if one choice is a prefix of another, the end of the
-        answer counts, too. precise: use 16-bit activations; otherwise a long prompt is prefilled with 8 bits, as for an
-        answer. Raises ContextError, UsageError.
+        Messages are answered without reasoning; a string or token ids are continued. The probability of a choice is the
+        product of the probabilities of its tokens. After messages, if one choice is a prefix of another, the end of the
+        answer counts, too.
+
+        precise: whether a long prompt is prefilled with 16-bit activations; False: with 8 bits, as for an answer.
+        Raises ContextError if a choice does not fit, and UsageError.
         """
         from localllm.generation.choices import rank_choices, require_choices, score_request
 
@@ -412,7 +444,7 @@ class GenerationMixin:
     ) -> "Iterator[list[Choice] | LocalllmError]":  # fmt: skip
         """Choose like `choose` for many prompts in a batch.
 
-        Yields the choices of each prompt, or its error, in order. precise: see `choose`.
+        Yields the choices of each prompt, or its error, in the order of the prompts.
         """
         return self.choose_adapted(((prompt, None) for prompt in prompts), choices, precise, **options)
 
@@ -420,7 +452,10 @@ class GenerationMixin:
         self, prompts: Iterable[tuple[Prompt, Mapping[str, float] | None]], choices: Sequence[str],
         precise: bool = True, **options: Unpack[AnswerArguments],
     ) -> "Iterator[list[Choice] | LocalllmError]":  # fmt: skip
-        """Choose like `choose_many`; prompts: each with the scales of its adapters, None for those of the options."""
+        """Choose like `choose_many`, with adapters that differ from prompt to prompt.
+
+        prompts: each with the scales of its adapters; None: those of the options.
+        """
         from localllm.generation.choices import PARALLEL, BatchScorer, rank_choices, require_choices
 
         prepare = self._prepare_choices(require_choices(choices), options)
@@ -432,7 +467,7 @@ class GenerationMixin:
     def _prepare_choices(
         self, texts: Sequence[str], options: AnswerArguments
     ) -> "Callable[..., tuple[Request, TokenTrie]]":
-        """Return a function that makes a request of a prompt and the scales of its adapters, if any."""
+        """Return a function that converts a prompt, and adapter scales, to a request and the texts to score."""
         arguments: AnswerArguments = {"think": "off", **options}
         generation = gather_options(None, (), arguments)
         with_end = any(text.startswith(longer) for text in texts for longer in texts if text is not longer)
@@ -450,7 +485,8 @@ class GenerationMixin:
     def score(self, prompt: Prompt, text: str, precise: bool = True, **options: Unpack[AnswerArguments]) -> "Score":
         """Return the log probability of a continuation, and of each of its tokens.
 
-        After messages, the end of the answer counts as one more token. precise: see `choose`.
+        After messages, the end of the answer counts as one more token. precise: see `choose`. Raises ContextError and
+        UsageError.
         """
         from localllm.generation.choices import Score, score_request
 
@@ -461,7 +497,7 @@ class GenerationMixin:
         return Score(sum(token.logprob for token in tokens), tokens)
 
     def count_tokens(self, prompt: Prompt, **options: Unpack[ChatArguments]) -> int:
-        """Count the tokens of a string, or of a conversation including those that the chat template adds."""
+        """Return the number of tokens of a string, or of a conversation with what the chat template adds."""
         return len(self.session.request(prompt, gather_options(None, (), options)).prompt)
 
 
@@ -471,17 +507,18 @@ Iterated = TypeVar("Iterated", bound="Generation | ToolRun")
 class AsyncGeneration(Generic[Iterated]):
     """An answer in progress for `async for`, which yields chunks of text.
 
-    It has the attributes of the answer. Leaving the loop or cancelling the task ends it before the model's next step.
+    It has the attributes of the answer. Leaving the loop or cancelling the task ends the answer before the model's next
+    step.
     """
 
     def __init__(self, begin: Callable[[], Iterated]):
-        """Store `begin`, which starts the answer in a thread, since templates and vocabularies take time."""
+        """Store `begin`, which starts the answer in a thread, since templates and vocabularies take time to load."""
         self._begin: Callable[[], Iterated] | None = begin
         self._generation: Iterated | None = None
 
     @property
     def generation(self) -> Iterated | None:
-        """The answer; None before the first chunk was requested."""
+        """The answer; None until the first chunk is requested."""
         return self._generation
 
     def __getattr__(self, name: str) -> Any:
@@ -509,14 +546,14 @@ class AsyncGeneration(Generic[Iterated]):
         return chunk
 
     def _read_next(self) -> str | None:
-        """Return the next chunk of text, None at the end. Runs in a thread."""
+        """Return the next chunk of text; None at the end. Runs in a thread."""
         if self._begin:
             begin, self._begin = self._begin, None
             self._generation = begin()
         return next(self._generation, None) if self._generation else None
 
     async def complete(self) -> Iterated:
-        """Run to the end and return the finished answer."""
+        """Generate the rest and return the finished answer."""
         async for _ in self:
             pass
         assert self._generation
@@ -537,10 +574,7 @@ class AsyncGeneration(Generic[Iterated]):
             await asyncio.to_thread(self._generation.close)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle and deepcopy the answer so far as plain data.
-
-        Raises TypeError before generation starts.
-        """
+        """Pickle and deepcopy the answer so far as plain data. Raises TypeError if it has not begun."""
         if self._generation is None:
             raise TypeError("an answer that has not begun cannot be copied or pickled: await complete() first")
         return self._generation.__reduce__()

@@ -1,4 +1,4 @@
-"""Options of an answer: limits, sampling, reasoning, tools and constraints."""
+"""Declare the options of an answer: limits, sampling, reasoning, tools and constraints."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ ON_OVERFLOW = ("error", "drop-turns", "shift")
 
 @frozen
 class GenerationOptions:
-    """Options of an answer."""
+    """Options of an answer: its length, sampling, reasoning, tools and constraint."""
 
     # fmt: off
     # None: until the model ends or the context is full
@@ -134,7 +134,7 @@ class GenerationOptions:
             raise UsageError(f"think_budget must be an integer, 0 or greater, not {budget!r}")
 
     def _normalize_strings(self, name: str) -> None:
-        """Replace a single string by a tuple. Raises UsageError for other values and empty strings."""
+        """Replace a single string by a tuple. Raises UsageError for an empty string or a value of another type."""
         texts = getattr(self, name)
         if isinstance(texts, str | bytes):
             texts = (texts,)
@@ -147,22 +147,22 @@ class GenerationOptions:
 
     @property
     def is_compact(self) -> bool:
-        """Return whether the answer is JSON whose white space is removed."""
+        """Whether the answer is JSON whose white space is removed."""
         return self.constraint is not None and self.constraint.is_compact
 
     def ends_answer(self, ids: list[int], row: "np.ndarray") -> bool:
         """Return whether stopping_criteria ends an answer after these tokens.
 
-        ids: ids of the prompt and the answer.  row: logits after them, float32 [vocab]. It is called once for each
+        ids: token ids of the prompt and the answer. row: logits after them, float32 [vocab]. Call it once for each
         token, in order, also with speculative decoding.
         """
         criterion = self.stopping_criteria
         return criterion is not None and bool(criterion([*ids], row.copy()))
 
     def process_logits(self, ids: list[int], row: "np.ndarray") -> "np.ndarray":
-        """Return the logits to draw from, float32 [vocab], after logits_processor if there is one.
+        """Return the logits to draw from, float32 [vocab]: those of logits_processor, or `row` without one.
 
-        It is called like stopping_criteria. Raises UsageError for invalid logits.
+        Call it as `ends_answer`. Raises UsageError for invalid logits.
         """
         if self.logits_processor is None:
             return row
@@ -177,7 +177,10 @@ class GenerationOptions:
         return processed.astype(np.float32, copy=False)
 
     def compute_limit(self, room: int) -> int:
-        """Return the maximum number of tokens of an answer if the context has `room` free positions."""
+        """Return the maximum number of tokens of an answer.
+
+        room: number of free positions in the context.
+        """
         room = sys.maxsize if self.on_overflow == "shift" else room
         return room if self.max_tokens is None else min(room, self.max_tokens)
 

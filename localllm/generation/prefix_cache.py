@@ -1,4 +1,4 @@
-"""The prefix cache: sequences of earlier prompts, reused for prompts with the same prefix.
+"""Reuse the sequences of earlier prompts for prompts with the same prefix.
 
 The longest prefix that a prompt shares with a sequence in memory or in a file is not prefilled again, so a new turn of
 a conversation costs its own tokens only. Single answers share the cache of their model; each batch, whose prompts are
@@ -44,7 +44,11 @@ if TYPE_CHECKING:
 
 
 class TurnBoundary(NamedTuple):
-    """The lengths of a sequence, in tokens, after a turn's prompt and after its answer (None: not ended yet)."""
+    """The end of a turn's prompt and of its answer in a sequence, as numbers of tokens.
+
+    Attributes:
+        end: None while the answer is in progress.
+    """
 
     prompt: int
     end: int | None = None
@@ -54,11 +58,11 @@ class ReuseCandidate(NamedTuple):
     """A sequence or file whose prefix a prompt may reuse.
 
     Attributes:
-        source: the sequence or file, None if only the length matters.  tokens: the cached tokens.
+        source: the sequence or file; None if only the length matters.  tokens: the cached token ids.
         turns: the boundaries of the conversation's turns.
         aligned: number of first tokens that were read in whole runs and images; None if any prefix can be reused.
-        has_logits: whether the logits after the last token are cached: the same prompt needs no prefill.
-        segments: segments of the prompt at the beginning of the tokens, if it was prefilled in a batch.
+        has_logits: whether the logits after the last token are cached, so that the same prompt needs no prefill.
+        segments: segments of the prompt with which the tokens begin, if it was prefilled in a batch.
     """
 
     source: "Source | None"
@@ -70,10 +74,11 @@ class ReuseCandidate(NamedTuple):
 
 
 class PrefixMatch(NamedTuple):
-    """The length of the prefix that a source shares with a prompt.
+    """A source whose first `length` tokens a prompt can reuse.
 
     Attributes:
-        is_run: whether it ends where a whole run or an image ends, so that the rest is read as without a cache.
+        source: None if nothing can be reused.
+        is_run: whether the prefix ends where a whole run or an image ends, so that the rest is read as without a cache.
     """
 
     source: "Source | None"
@@ -87,7 +92,7 @@ NOTHING = PrefixMatch(None, 0)
 def find_longest_match(
     candidates: Iterable[ReuseCandidate], ids: Ids[int], runs: RunPlan, segments: PrefillSegments | None = None
 ) -> PrefixMatch:
-    """Return the longest reusable prefix, the first of equal ones; NOTHING if there is none.
+    """Return the longest reusable prefix, the first of several equally long ones; NOTHING if none can be reused.
 
     segments: segments of the prompt, if it is prefilled in a batch.
     """
@@ -99,29 +104,35 @@ def find_longest_match(
 def match_prefix(
     candidate: ReuseCandidate, ids: Ids[int], runs: RunPlan, segments: PrefillSegments | None = None
 ) -> PrefixMatch:
-    """Return how much of a candidate's prefix a prompt can reuse; the length may be 0."""
+    """Return the part of a candidate that a prompt can reuse; its length may be 0."""
     source, tokens, turns, aligned, has_logits, read_in = candidate
-    common_length = count_common(tokens, ids)
+    find_common_length = count_common(tokens, ids)
     if read_in and segments:
-        return PrefixMatch(source, count_reusable_tokens(common_length, segments, read_in) if common_length else 0)
-    if has_logits and len(tokens) == len(ids) == common_length + 1 and tokens[-1] == ids[-1]:
+        return PrefixMatch(
+            source, count_reusable_tokens(find_common_length, segments, read_in) if find_common_length else 0
+        )
+    if has_logits and len(tokens) == len(ids) == find_common_length + 1 and tokens[-1] == ids[-1]:
         return PrefixMatch(source, len(ids))
     if aligned is None:
-        return PrefixMatch(source, common_length)
+        return PrefixMatch(source, find_common_length)
     ended = max(
-        (common_length if end is None else min(end, common_length) for prompt, end in turns if prompt <= common_length),
+        (
+            find_common_length if end is None else min(end, find_common_length)
+            for prompt, end in turns
+            if prompt <= find_common_length
+        ),
         default=0,
     )
-    length = max(ended, find_last_end(ids, min(common_length, aligned), runs))
-    left = next((turn.prompt for turn in turns if turn.prompt > common_length), 0)  # the prompt that differs
-    if left and max(len(ids), left) <= PRECISE_TOKENS and runs.select_same_kernels(len(ids), left):
-        length = common_length
-    is_run = length < common_length and length == find_last_end(ids, min(length, aligned), runs)
+    length = max(ended, find_last_end(ids, min(find_common_length, aligned), runs))
+    left = next((turn.prompt for turn in turns if turn.prompt > find_common_length), 0)  # the prompt that differs
+    if left and max(len(ids), left) <= PRECISE_TOKENS and runs.uses_same_kernels(len(ids), left):
+        length = find_common_length
+    is_run = length < find_common_length and length == find_last_end(ids, min(length, aligned), runs)
     return PrefixMatch(source, length, is_run)
 
 
 def count_common(tokens: Ids[int], ids: Ids[int]) -> int:
-    """Return the length of the common prefix, at most len(ids) - 1."""
+    """Return the length of the common prefix of two prompts, at most len(ids) - 1."""
     count = 0
     for ours, cached in zip(tokens, ids[:-1], strict=False):
         if ours != cached:
@@ -135,17 +146,16 @@ LIVE_IDLE = 16  # idle conversations of a live batch that are kept for their nex
 
 
 class PrefixQuery(NamedTuple):
-    """A search for a cached prefix of tokens.
+    """A search for the longest cached prefix of a prompt.
 
     Attributes:
-        keep: number of first tokens that stay when the context is full; None: without context shift.
-        earlier: length of the stored conversation that the tokens continue; 0 if they continue none.
-        segments: segments of the prompt at the beginning of the tokens, if it is prefilled in chunks or measured;
-            None: it
-            is prefilled in whole runs.
-        most: maximum length of a prefix from files, in tokens.
-        reuse: minimum length of a chunk from the middle of another prompt, in tokens; 0: only exact prefixes.
-        adapter_scales: those of the tokens.
+        ids: the token ids of the prompt.
+        keep: number of first tokens that stay when the context is full; None: no context shift.
+        earlier: number of tokens of the stored conversation that the prompt continues; 0 if it continues none.
+        segments: segments of the prompt, if it is prefilled in chunks or measured; None: in whole runs.
+        most: maximum number of tokens of a prefix from files.
+        reuse: minimum number of tokens of a chunk from the middle of another prompt; 0: only prefixes are reused.
+        adapter_scales: scales of the adapters for the tokens.
     """
 
     ids: Ids[int]
@@ -161,7 +171,7 @@ class CachedSequence(NamedTuple):
     """A sequence that holds a prefix of a prompt.
 
     Attributes:
-        logits: float32 [1, vocab], if it holds the whole prompt, else None.
+        logits: logits after the prompt, float32 [1, vocab], if the sequence holds it completely; else None.
     """
 
     sequence: "Sequence | ShiftedSequence"
@@ -169,23 +179,24 @@ class CachedSequence(NamedTuple):
 
 
 class PromptEnd(NamedTuple):
-    """A sequence that holds one prompt and nothing more, with the logits of its last token, float32 [1, vocab]."""
+    """A sequence that holds one prompt and nothing more, with the logits after it, float32 [1, vocab]."""
 
     sequence: "Sequence"
     logits: np.ndarray
 
 
 class PrefixCache:
-    """The sequences of one engine: in use, idle, parked, and stored in files.
+    """The sequences of an engine that prompts can continue: in use, idle, parked, and stored in files.
 
     Several answers may be generated at the same time, each with a sequence of its own.
 
     Attributes:
         engine: runs the model.  context: maximum number of tokens of a sequence.
-        store: the files of the prefix cache, or None.  ngrams: earlier texts as a source of drafts, or None.
+        store: the files of the prefix cache, or None.
+        ngrams: earlier texts as a source of drafts, or None.
         runs: joins the steps of concurrent answers into common runs of the model.
-        is_shared: whether it belongs to a batch, whose prompts are prefilled in chunks. Then no files are written,
-            because prompts of batches are not read in whole runs.
+        is_shared: whether the cache belongs to a batch, whose prompts are prefilled in chunks. Then no files are
+            written, because they may only contain prompts that were read in whole runs.
         is_live: whether requests arrive while others are answered.
         idle: unused sequences, the latest last.
         hook: of all its sequences, or None; with one, nothing is reused, so that it is called for every token.
@@ -211,20 +222,20 @@ class PrefixCache:
     # ---- lookup ----
 
     def acquire(self, answer: "Completion") -> None:
-        """Give an answer the sequence with the longest cached prefix, and its prompt's logits if cached."""
+        """Give an answer the sequence with the longest cached prefix, and the logits after its prompt if cached."""
         query = self._make_query(answer)
-        acquired = self.begin(query)
+        acquired = self.acquire_sequence(query)
         sequence = acquired.sequence
         self._segments[sequence] = answer.segments
         if isinstance(sequence, ShiftedSequence):
-            sequence.begin(query.ids)
+            sequence.prepare_prompt(query.ids)
         elif query.reuse and len(query.ids) - len(sequence.tokens) > query.reuse:
             answer.reuse = self._find_reuse(sequence, query)
         answer.sequence, answer.cached_logits = acquired  # type: ignore[assignment]
         answer.request.cached = len(sequence.tokens)
 
     def _find_reuse(self, sequence: "Sequence", query: PrefixQuery) -> "ChunkReuse | None":
-        """Find chunks of a prompt's remaining tokens in the latest other sequences."""
+        """Find chunks of the prompt's uncached tokens in the latest other sequences; None without any."""
         from localllm.generation.chunk_reuse import find_reuse  # for serve only
 
         # A draft head needs the hidden states, which are not cached.
@@ -236,10 +247,11 @@ class PrefixCache:
             return find_reuse(self.engine, sequence, query.ids, plain, query.reuse)
 
     def find_match(self, answer: "Completion") -> PrefixMatch:
+        """Return the longest prefix of an answer in memory."""
         with self.lock:
             return self._find_match(self._make_query(answer)._replace(most=0))
 
-    def begin(self, query: PrefixQuery) -> CachedSequence:
+    def acquire_sequence(self, query: PrefixQuery) -> CachedSequence:
         """Return a sequence with the longest cached prefix, from memory, or from files if theirs is longer."""
         with self.lock:
             self._collect()
@@ -259,7 +271,7 @@ class PrefixCache:
             return acquired
 
     def _make_query(self, answer: "Completion") -> PrefixQuery:
-        """Return an answer's query; a preempted one only matches sequences in memory."""
+        """Return the query for an answer; that of a preempted answer matches only sequences in memory."""
         is_measured = answer.segments.runs.is_measuring
         in_pieces = self.is_shared or answer.has_begun or is_measured
         stored_limit = 0 if answer.has_begun or is_measured else sys.maxsize
@@ -271,13 +283,14 @@ class PrefixCache:
         )  # fmt: skip
 
     def _find_match(self, query: PrefixQuery) -> PrefixMatch:
+        """Return the longest reusable prefix in memory and in files; NOTHING for answers with hooks."""
         if self.hook:
             return NOTHING
         candidates = [*self._list_in_memory(query), *self._find_stored(query)]
         return find_longest_match(candidates, query.ids, self.engine.runs, query.segments)
 
     def _list_in_memory(self, query: PrefixQuery) -> Iterator[ReuseCandidate]:
-        """Yield the sequences in memory: the latest long prompt, and those idle, in use or parked."""
+        """Yield the sequences in memory: the latest long prompt, then those idle, in use and parked."""
         if self._end and query.keep is None and not query.segments:
             yield self._make_candidate(self._end.sequence, query)._replace(has_logits=True)
         for sequence in (*self.idle, *self._busy, *self._parked):
@@ -287,17 +300,17 @@ class PrefixCache:
                 yield candidate
 
     def _is_measured(self, sequence: "Sequence | ShiftedSequence") -> bool:
-        """Return whether all activations of a sequence had 16 bits; then other prompts must not continue it."""
+        """Whether all activations of a sequence had 16 bits, so that other prompts must not continue it."""
         segments = self._segments.get(sequence)
         return segments is not None and segments.runs.is_measuring
 
     def _make_candidate(
         self, sequence: "Sequence | ShiftedSequence", query: PrefixQuery, reuse: int = 0
     ) -> ReuseCandidate:
-        """Make the candidate of a sequence for a query; reuse: see PrefixQuery."""
+        """Return the candidate of a sequence; reuse: see PrefixQuery."""
         tokens, scales = sequence.tokens, sequence.adapter_scales
         if scales.changes or query.adapter_scales.changes:
-            tokens = tokens[: scales.common_length(query.adapter_scales, len(tokens))]
+            tokens = tokens[: scales.find_common_length(query.adapter_scales, len(tokens))]
         if reuse:
             return ReuseCandidate(sequence, tokens)
         turns, segments = self._turns.get(sequence, []), self._segments.get(sequence)
@@ -307,7 +320,7 @@ class PrefixCache:
         return ReuseCandidate(sequence, tokens, turns, sequence.aligned, segments=segments)
 
     def _find_stored(self, query: PrefixQuery) -> Iterator[ReuseCandidate]:
-        """Yield the stored prefixes for a query: of the prompt, and of the conversation that it continues."""
+        """Yield the prefixes in files: of the prompt, and of the conversation that it continues."""
         ids, keep, earlier_tokens, _, limit, _, scales = query
         if self.store is None or keep is not None or not limit:
             return
@@ -322,7 +335,7 @@ class PrefixCache:
                 yield ReuseCandidate(talk, talk.ids, restore_turns(talk), 0)
 
     def _acquire_from(self, best: PrefixMatch, query: PrefixQuery) -> CachedSequence | None:
-        """Acquire the sequence of a match for one answer; None if its files are gone."""
+        """Return the sequence of a match, for one answer; None if its files do not exist any more."""
         source = best.source
         if isinstance(source, StoredPrefix):
             assert self.store is not None
@@ -356,6 +369,7 @@ class PrefixCache:
         return CachedSequence(sequence)
 
     def _fork(self, sequence: "Sequence | ShiftedSequence") -> "Sequence | ShiftedSequence":
+        """Fork a sequence together with what is known about it."""
         twin = sequence.fork()
         self._turns[twin] = self._list_boundaries(sequence)
         if sequence in self._segments:
@@ -363,6 +377,7 @@ class PrefixCache:
         return twin
 
     def _list_boundaries(self, sequence: "Sequence | ShiftedSequence") -> list[TurnBoundary]:
+        """Return the boundaries of a sequence's turns; the answer in progress ends at its last token."""
         cached, turns = len(sequence.tokens), self._turns.get(sequence, [])
         return [TurnBoundary(prompt, cached if end is None else min(end, cached)) for prompt, end in turns]
 
@@ -371,8 +386,8 @@ class PrefixCache:
     def record_prefill(self, sequence: "Sequence | ShiftedSequence", begin: int, logits: np.ndarray) -> None:
         """Keep a fork of a sequence that has just prefilled a long prompt from position `begin` on.
 
-        Do nothing if the prompt was split into runs (engine.runs) differently from a prefill of all its tokens.
-        logits: float32 [1, vocab], after the prompt.
+        Does nothing if the prompt was split into runs (engine.runs) differently from a prefill of all its tokens.
+        logits: logits after the prompt, float32 [1, vocab].
         """
         tokens, runs = sequence.tokens, self.engine.runs
         if self.is_shared or isinstance(sequence, ShiftedSequence) or len(tokens) <= PRECISE_TOKENS:
@@ -387,9 +402,9 @@ class PrefixCache:
             previous.sequence.close()
 
     def give_back(self, answer: "Completion") -> None:
-        """Take back the sequence of a finished answer, and add its text to `ngrams` for later drafts.
+        """Take back the sequence of a finished answer, and add the text to `ngrams` for later drafts.
 
-        Takes a lock only in a batch: the finalizer of a single answer may call it anywhere.
+        Takes a lock only in a batch, since the finalizer of a single answer may call it anywhere.
         """
         sequence, answer.guesses = answer.sequence, None
         if sequence is None:
@@ -415,7 +430,10 @@ class PrefixCache:
             self.give_back(answer)
 
     def abandon(self, answers: "Iterable[Completion]") -> None:
-        """Take back the sequences of cancelled answers, and free those of a batch. Takes no lock."""
+        """Take back the sequences of cancelled answers, and free those of a batch.
+
+        Takes no lock, so finalizers may call it.
+        """
         for answer in answers:
             if self.is_shared:
                 answer.release()
@@ -427,34 +445,35 @@ class PrefixCache:
     def queue_release(self, sequence: "Sequence | ShiftedSequence") -> None:
         """Queue a sequence that no answer uses any more.
 
-        Takes no lock: the garbage collector may call it anywhere, even while this thread holds one.
+        Takes no lock, since the garbage collector may call it anywhere, even while this thread holds one.
         """
         self._released.append(sequence)
 
     def collect(self) -> None:
-        """Process the sequences that answers have returned: keep the latest, store a new long prompt.
+        """Process the sequences that answers have returned: keep the latest, and store a new long prompt.
 
-        Waits for locks, so no finalizer may call it.
+        Waits for locks, so finalizers must not call it.
         """
         with self.lock:
             self._collect()
         if self.ngrams:
             self.ngrams.collect()
 
-    def touch(self, source: "Source | None") -> None:
+    def mark_used(self, source: "Source | None") -> None:
+        """Mark an idle sequence as the latest used one."""
         if source and not isinstance(source, StoredPrefix) and source in self.idle:
             self.idle.remove(source)
             self.idle.append(source)
 
     def evict(self, spare: int = 0) -> bool:
-        """Close the oldest idle sequence, except the `spare` latest ones; return whether one was closed."""
+        """Close the oldest idle sequence, unless it is among the `spare` latest; return whether one was closed."""
         if len(self.idle) <= spare:
             return False
         self.idle.popleft().close()
         return True
 
     def write_conversation(self) -> None:
-        """Write the latest conversation's cache to disk, for a later process that resumes it."""
+        """Write the cache of the latest conversation to disk, for a later process that resumes it."""
         with self.lock:
             self._collect()
             if not self.idle or self._is_measured(self.idle[-1]):
@@ -466,9 +485,9 @@ class PrefixCache:
                 self.store.keep(latest.fork(), None, is_conversation=True)
 
     def park(self) -> None:
-        """Park the current conversation's cache so that it can be resumed.
+        """Keep the cache of the current conversation so that it can be resumed.
 
-        The PARKED latest ones are kept, as long as memory for another whole sequence remains.
+        The PARKED latest ones are kept, as long as there is memory for another whole sequence.
         """
         with self.lock:
             self._collect()
@@ -481,7 +500,7 @@ class PrefixCache:
             oldest.close()
 
     def _collect(self) -> None:
-        """Empty the queue of released sequences. The caller holds the lock."""
+        """Process all returned sequences. The caller holds the lock."""
         while self._released:
             sequence = self._released.popleft()
             self.runs.withdraw(sequence)
@@ -493,7 +512,7 @@ class PrefixCache:
             self._retain(sequence)
 
     def _retain(self, sequence: "Sequence | ShiftedSequence") -> None:
-        """Add a sequence to `idle`; close idle ones that are prefixes of it, and the oldest."""
+        """Add a sequence to `idle`; close idle ones that are prefixes of it, and the oldest ones."""
         for parked in [*self.idle]:
             is_prefix = parked.tokens == sequence.tokens[: len(parked.tokens)]
             is_prefix = is_prefix and parked.adapter_scales.changes == sequence.adapter_scales.changes
@@ -512,7 +531,7 @@ class PrefixCache:
             self._end = None
 
     def _write_end(self) -> None:
-        """Queue the latest long prompt for its file, once."""
+        """Queue the latest long prompt to be written to its file, once."""
         if self._is_new and self.store and self._end and is_worth_caching(self._end.sequence.tokens):
             self.store.keep(self._end.sequence.fork(), self._end.logits)
         self._is_new = False

@@ -1,4 +1,4 @@
-"""Reasoning before an answer: its marks, the template variables that control it, and a parser.
+"""Recognize the reasoning before an answer by its marks, and control it by template variables.
 
 Iterators of an answer's text have `parts`, which include the reasoning. For a Generation:
 
@@ -35,7 +35,7 @@ class TextPart(NamedTuple):
 
 
 class PartStart(NamedTuple):
-    """The type of a part that begins, and the length of its opening marks."""
+    """The type of a part that begins, and the number of characters of its opening marks."""
 
     kind: str
     length: int
@@ -46,7 +46,7 @@ class ThinkingFormat(Protocol):
 
     Attributes:
         marks: strings that may be control tokens, which are otherwise not decoded.
-        opens: begins reasoning.  closing: ends it and begins the answer.
+        opens: mark that begins the reasoning.  closing: text that ends it and begins the answer.
         repeats: whether every part has marks, not only the reasoning.
     """
 
@@ -59,19 +59,19 @@ class ThinkingFormat(Protocol):
     @property
     def repeats(self) -> bool: ...
 
-    def detect_open(self, text: str) -> PartStart | None:
-        """Return the part that begins with this text; None if more of the text is needed."""
+    def detect_part(self, text: str) -> PartStart | None:
+        """Return the part that begins with this text; None if the text is too short to tell."""
 
     def get_end_mark(self, kind: str) -> str:
-        """Return the end mark of a part of this type; "" if it has none."""
+        """Return the mark that ends a part of this type; "" if it has none."""
         ...
 
-    def get_rest(self, text: str) -> str:
-        """Return the held-back text that belongs to the answer, at the end of generation."""
+    def get_answer_rest(self, text: str) -> str:
+        """Return what belongs to the answer of the text held back at the end of generation."""
         ...
 
     def escape_marks(self) -> Self:
-        """Return a copy with the ESCAPE character before all marks."""
+        """Return a copy with the ESCAPE character before each mark."""
         ...
 
 
@@ -91,7 +91,7 @@ class TagFormat:
     def closing(self) -> str:
         return f"\n{self.closes}\n\n"
 
-    def detect_open(self, text: str) -> PartStart | None:
+    def detect_part(self, text: str) -> PartStart | None:
         bare = text.lstrip()
         if bare.startswith(self.opens):
             return PartStart(REASONING, len(text) - len(bare) + len(self.opens))
@@ -100,7 +100,7 @@ class TagFormat:
     def get_end_mark(self, kind: str) -> str:
         return self.closes if kind == REASONING else ""
 
-    def get_rest(self, text: str) -> str:
+    def get_answer_rest(self, text: str) -> str:
         return text
 
     def escape_marks(self) -> "TagFormat":
@@ -109,10 +109,13 @@ class TagFormat:
 
 @frozen
 class ChannelFormat:
-    """A format of several messages, each with a header that says whether it is reasoning.
+    """A format of several messages, each with a header that tells whether it is reasoning.
 
     Attributes:
-        heads: marks that end a header.  thought: text in the header of reasoning.  closes: mark that ends a message.
+        heads: marks that end a header.  thought: text in the header of reasoning.
+        closes: mark that ends a message.  others: marks in a header.
+        opens: header of reasoning.  answer: header of the answer.
+        calls: text in the header of a tool call, if there are tools; such headers stay in the text.
     """
 
     heads: tuple[str, ...]
@@ -132,7 +135,7 @@ class ChannelFormat:
     def closing(self) -> str:
         return self.closes + self.answer
 
-    def detect_open(self, text: str) -> PartStart | None:
+    def detect_part(self, text: str) -> PartStart | None:
         if self.calls and self.calls in text:
             return PartStart(ANSWER, 0)
         ends = [place + len(head) for head in self.heads if (place := text.find(head)) >= 0]
@@ -143,7 +146,7 @@ class ChannelFormat:
     def get_end_mark(self, kind: str) -> str:
         return self.closes
 
-    def get_rest(self, text: str) -> str:
+    def get_answer_rest(self, text: str) -> str:
         return "" if self._may_be_header(text) else text
 
     def escape_marks(self) -> "ChannelFormat":
@@ -151,7 +154,7 @@ class ChannelFormat:
         return replace(self, heads=heads, others=other_marks, closes=ESCAPE + self.closes)
 
     def _may_be_header(self, text: str) -> bool:
-        """Return whether a string may begin with a mark: all marks begin with the same two characters."""
+        """Whether a string may begin with a mark: all marks begin with the same two characters."""
         begin, bare = self.closes[:2], text.lstrip()
         return bare.startswith(begin) or begin.startswith(bare)
 
@@ -188,7 +191,7 @@ FORMATS: tuple[ThinkingFormat, ...] = (
 
 
 def detect_format(template: str, tokenizer: "Tokenizer") -> ThinkingFormat | None:
-    """Return the reasoning format of a chat template (its source), else of the vocabulary, or None."""
+    """Return the reasoning format of a chat template (its source), else that of the vocabulary, or None."""
     for format in FORMATS:
         if _is_in_template(format, template):
             return format
@@ -196,25 +199,27 @@ def detect_format(template: str, tokenizer: "Tokenizer") -> ThinkingFormat | Non
 
 
 def _is_in_template(format: ThinkingFormat, template: str) -> bool:
+    """Whether a template contains the marks of a format."""
     if isinstance(format, ChannelFormat):
         return all(mark in template for mark in (*format.heads, format.closes, *format.others[:1], format.thought))
     return format.marks[-1] in template
 
 
 def _has_mark_tokens(format: ThinkingFormat, tokenizer: "Tokenizer") -> bool:
+    """Whether each mark of a format is a token of the vocabulary."""
     return all(tokenizer.get_special_id(mark) is not None for mark in format.marks)
 
 
 @frozen
 class Thinking:
-    """The marks of an answer's reasoning; by default, there is no reasoning.
+    """The marks of an answer's reasoning; by default, the model does not reason.
 
     Attributes:
         format: the marks, or None.
         is_open: whether the prompt ends within the reasoning, because the template has opened it.
         has_words: whether the reasoning already has text, so that white space at its beginning is kept.
-        shown: the text of each token that is a mark, by id, with ESCAPE.
-        plain: maps each of these texts to the token's text outside of reasoning.
+        shown: text of each token that is a mark, by token id, with ESCAPE.
+        plain: text of each such token outside of reasoning, by the text in `shown`.
         starts: tokens that begin the reasoning or a header; the tokens of `continuing` follow.
         closing: tokens that end the reasoning.
         budget: maximum number of reasoning tokens, or None.
@@ -234,7 +239,7 @@ class Thinking:
     def detect(
         cls, format: ThinkingFormat | None, tokenizer: "Tokenizer", prompt: Sequence[int], budget: int | None
     ) -> Self:
-        """Detect the reasoning state after a rendered prompt (token ids)."""
+        """Return the state of reasoning after a rendered prompt (token ids)."""
         if format is None:
             return cls()
         is_open = tokenizer.decode(remove_images(prompt[-_TAIL:]), special=True).rstrip().endswith(format.opens)
@@ -259,12 +264,12 @@ class Thinking:
 
 
 class ReasoningParser:
-    """Splits an answer's text into reasoning and answer while it is generated.
+    """Splits the text of an answer into reasoning and answer while it is generated.
 
     Attributes:
-        kind: type of the next text, REASONING or ANSWER; None while it is unknown, or within a header.
-        call: the mark of a tool call, which ends reasoning that the model has not ended; "" without one.
-        interruption: the text from that mark on, once the mark has appeared.
+        kind: type of the next text, REASONING or ANSWER; None while it is not known, or within a header.
+        call: mark of a tool call, which also ends reasoning that the model has not ended; "" without one.
+        interruption: text from that mark on, once the mark has ended the reasoning; "" before.
     """
 
     def __init__(self, thinking: Thinking, call: str = ""):
@@ -275,19 +280,20 @@ class ReasoningParser:
         self._trims = thinking.is_open and not thinking.has_words
 
     def begin_answer(self) -> None:
-        """Treat all text from now on as answer, and keep its leading white space."""
+        """Treat all text from now on as the answer, and keep white space at its beginning."""
         self.kind, self._trims = ANSWER, False
 
     @property
     def is_between_parts(self) -> bool:
-        """Return whether neither a part nor its header has begun."""
+        """Whether neither a part nor its header has begun."""
         return self.kind is None and not self._buffer
 
     def copy(self) -> "ReasoningParser":
+        """Return an independent copy."""
         return copy(self)
 
     def push(self, text: str) -> list[TextPart]:
-        """Add text; return the parts that are certain now."""
+        """Add text; return the parts that have become certain."""
         if self._format is None:
             return [TextPart(ANSWER, text)] if text else []
         self._buffer += text
@@ -297,18 +303,18 @@ class ReasoningParser:
         return parts
 
     def flush(self) -> list[TextPart]:
-        """Return the held-back text at the end: it has not become a mark."""
+        """Return the held-back text at the end of the answer, since it has not become a mark."""
         text, self._buffer = self._buffer, ""
         if self.kind is None and self._format:
-            text = self._format.get_rest(text)
+            text = self._format.get_answer_rest(text)
         parts = list[TextPart]()
         self._add(parts, self.kind or ANSWER, text.rstrip() if self.kind == REASONING else text)
         return parts
 
     def _consume_mark(self, format: ThinkingFormat, parts: list[TextPart]) -> bool:
-        """Add the certain text to `parts`; return whether it ended at a mark, so that more may follow."""
+        """Move text that has become certain to `parts`; return whether it ended at a mark, so that more may follow."""
         if self.kind is None:
-            if (block := format.detect_open(self._buffer)) is None:
+            if (block := format.detect_part(self._buffer)) is None:
                 return False
             self.kind, self._buffer = block.kind, self._buffer[block.length :]
             self._trims = self._trims or block.length > 0
@@ -334,15 +340,17 @@ class ReasoningParser:
         return False
 
     def _find_call(self, end: int) -> int | None:
-        """Return where a call begins within the reasoning, before offset `end` (-1: no limit).
+        """Return the index in the reasoning at which a tool call begins; None without one.
 
-        A mark that is not a token counts only at the beginning of a line.
+        end: index before which to search; -1: no limit. A mark that is not a token counts only at the beginning of a
+        line.
         """
         place = self._buffer.find(self.call, 0, None if end < 0 else end) if self.call else -1
         line = self._buffer[: max(place, 0)].rstrip(" ") or "\n" * self._is_first_line
         return place if place >= 0 and (ESCAPE in self.call or line.endswith("\n")) else None
 
     def _add(self, parts: list[TextPart], kind: str, text: str) -> None:
+        """Append text as a part, without white space at the beginning of reasoning or answer."""
         if self._trims:
             text = text.lstrip()
             self._trims = not text
@@ -357,10 +365,11 @@ def count_overlap(text: str, mark: str) -> int:
 
 
 def make_template_variables(template: str, think: str, budget: int | None) -> dict[str, object]:
-    """Return the template variables for a choice; those that the template does not use have no effect.
+    """Return the template variables that turn thinking on or off; those that a template does not use have no effect.
 
-    template: its source. Each family has its own names: enable_thinking (Qwen, GLM, Gemma), thinking (DeepSeek,
-    Granite), thinking_mode (MiniMax), reasoning_effort (gpt-oss, Hunyuan, Solar), thinking_budget (Seed).
+    template: its source. think, budget: see GenerationOptions. Each family has its own names: enable_thinking (Qwen,
+    GLM, Gemma), thinking (DeepSeek, Granite), thinking_mode (MiniMax), reasoning_effort (gpt-oss, Hunyuan, Solar),
+    thinking_budget (Seed).
     """
     variables: dict[str, object] = {} if budget is None else {"thinking_budget": budget}
     if think == "auto":
@@ -380,4 +389,5 @@ def make_template_variables(template: str, think: str, budget: int | None) -> di
 
 
 def _mentions(template: str, value: str) -> bool:
+    """Whether a template contains a string literal."""
     return f"'{value}'" in template or f'"{value}"' in template

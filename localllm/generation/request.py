@@ -1,4 +1,4 @@
-"""A prompt task, a request to answer it n times, and the answers in progress."""
+"""Define prompt tasks, requests to answer them n times, and the answers in progress."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
 @frozen
 class PromptTask:
-    """A prompt, as token ids, and how to answer it.
+    """A prompt as token ids, and how to answer it.
 
     Attributes:
-        decoder: converts the answer's tokens to text.  thinking: the marks of reasoning.
-        earlier: length, in tokens, of the stored conversation that the prompt continues; 0 if it continues none.
-        calls: the grammar of tool calls, or None.  seen: the images of the prompt's image tokens.
-        begun: the beginning of the answer, if the prompt already contains it.
+        decoder: converts the answer's tokens to text.  thinking: marks of reasoning.
+        earlier: number of tokens of the stored conversation that the prompt continues; 0 if it continues none.
+        calls: grammar of tool calls; None without tools.  seen: the images of the prompt's image tokens.
+        begun: beginning of the answer, if the prompt already contains it.
     """
 
     prompt: list[int]
@@ -61,7 +61,7 @@ class PromptTask:
     def require_room(self, context: int) -> None:
         """Raise UsageError for an empty prompt, ContextError for one that leaves no room for an answer."""
         if not self.prompt:
-            raise UsageError("the prompt is empty")
+            raise UsageError("the prompt is empty: it must have at least one token")
         if len(self.prompt) >= context:
             length = len(self.prompt)
             message = f"the prompt has {length} tokens, but the context holds only {context} with the answer"
@@ -70,7 +70,7 @@ class PromptTask:
     def resolve_keep(self, context: int) -> int | None:
         """Return the number of first tokens to keep when the context is full; None without context shift.
 
-        Raises ContextError for a context that is too small to shift, and errors as `require_room`.
+        Raises ContextError for a context that is too small to shift, and the errors of `require_room`.
         """
         if self.options.on_overflow != "shift":
             self.require_room(context)
@@ -81,7 +81,10 @@ class PromptTask:
         return count
 
     def resolve_adapter_scales(self, engine: "Engine") -> AdapterScales:
-        """Return the scales of the engine's adapters for the prompt and its answer. Raises UsageError."""
+        """Return the scales of the engine's adapters for the prompt and its answer.
+
+        Raises UsageError for unknown adapters.
+        """
         if not engine.adapters:
             if self.options.lora:
                 raise UsageError(f"unknown adapter {next(iter(self.options.lora))!r}: the model was opened without one")
@@ -91,9 +94,9 @@ class PromptTask:
         return resolve_scales(engine, self.options, self.prompt)
 
     def create_state(self, tokenizer: Tokenizer, vocab: int) -> AnswerState:
-        """Make the state of an answer before its first token. Raises UsageError.
+        """Return the state of an answer before its first token.
 
-        vocab: vocabulary size.
+        vocab: size of the vocabulary. Raises UsageError for an invalid constraint.
         """
         matcher, calls = None, self.calls
         if self.options.constraint:
@@ -124,7 +127,7 @@ Listener = Callable[["Completion", int | None, list[TextPart], np.ndarray], None
 
 
 class AnswerSearch(Protocol):
-    """Extends a request's answers together, instead of sampling each.
+    """Extends the answers of a request together, instead of sampling each.
 
     Attributes:
         results: finished answers, best first.
@@ -133,7 +136,7 @@ class AnswerSearch(Protocol):
     results: "list[Completion]"
 
     def expand(self, answers: "list[Completion]", rows: list[np.ndarray]) -> "list[tuple[Completion, Completion]]":
-        """Return pairs of a continuation and the answer it extends; none at the end.
+        """Return pairs of a continuation and the answer that it extends; an empty list when the search has ended.
 
         rows: logits after each answer, float32 [vocab].
         """
@@ -145,10 +148,10 @@ class Request:
     """A prompt to be answered n times.
 
     Attributes:
-        key: the caller's name for it.
-        answers: in progress or finished; sorted best first when all of them are finished.
-        begun: whether the prompt is prefilled.  error: the reason why the request failed.
-        listener: called for every token.  cached: number of the prompt's tokens from the prefix cache.
+        key: the caller's name for the request.
+        answers: in progress or finished; sorted best first once all are finished.
+        begun: whether the prompt has been prefilled.  error: why the request failed, or None.
+        listener: called for every token.  cached: number of prompt tokens that came from the prefix cache.
         is_scored: whether log probabilities of the answers are computed; with n > 1 they always are.
         is_measured: whether the prompt is prefilled with 16-bit activations, however long it is.
         search: extends the answers instead of sampling, or None.
@@ -172,12 +175,15 @@ class Request:
 
     @property
     def finished(self) -> bool:
+        """Whether the request has failed or all of its answers are finished."""
         return self.error is not None or (bool(self.answers) and all(answer.finish_reason for answer in self.answers))
 
-    def begin(self, engine: "Engine", tokenizer: Tokenizer, runs: "RunPlan | None" = None) -> list["Completion"]:
-        """Create the answers, without tokens, with the seeds seed, seed + 1, and so on.
+    def create_answers(
+        self, engine: "Engine", tokenizer: Tokenizer, runs: "RunPlan | None" = None
+    ) -> list["Completion"]:
+        """Create the answers, without tokens; their seeds are seed, seed + 1 and so on.
 
-        runs: how to split the prompt into runs, by default the engine's way. Raises UsageError and ContextError.
+        runs: how to split the prompt into runs; None: as the engine does. Raises UsageError and ContextError.
         """
         task, vocab = self.task, min(engine.vocab_size, tokenizer.vocab_size)
         keep_count = task.resolve_keep(engine.context)
@@ -201,10 +207,11 @@ class Request:
 
 
 class DrawnToken(NamedTuple):
-    """A token that was drawn for an answer; None for one that ends it.
+    """A token that was drawn for an answer; its id is None if it ends the answer.
 
     Attributes:
-        parts: text parts that it completes.  logits: float32 [vocab], drawn from; valid until the next step.
+        parts: parts of text that it completes.
+        logits: the logits that it was drawn from, float32 [vocab], valid until the next step.
     """
 
     answer: "Completion"
@@ -217,25 +224,25 @@ class Completion(PicklableAnswer):
     """An answer in progress, with its statistics.
 
     Attributes:
-        ids: the tokens of the prompt and the answer, without the token that ended it.
+        ids: tokens of the prompt and the answer, without the token that ended it.
         text, thinking: the answer, and the reasoning before it.
-        finish_reason: "stop" or "length", "" while in progress.
-        seed: reproduces the answer.  end_ids: tokens that end it.
-        logprob: the natural logarithm of its probability, including the token that ended it; 0 unless requested.
-        logprobs: log probabilities of each of its tokens, if requested.
-        sequence: the KV cache of a prefix of `ids`, which may be a ShiftedSequence; None while the answer waits.
-        number: its index among the request's answers.
-        adapter_scales: those of its tokens.
+        finish_reason: "stop" or "length"; "" while in progress.
+        seed: reproduces the answer.  end_ids: tokens that end the answer.
+        logprob: natural logarithm of its probability, including the token that ended it; 0 unless requested.
+        logprobs: log probabilities of its tokens, if requested.
+        sequence: KV cache of a prefix of `ids`, which may be a ShiftedSequence; None while the answer waits.
+        number: index among the answers of the request.
+        adapter_scales: scales of the adapters for its tokens.
         banned: finds banned strings, and holds back tokens that may become one; None without banned strings.
-        guesses: the source of drafts, in small batches.
-        reuse: chunks that the prompt can take from another sequence, or None.
+        guesses: source of drafts, in small batches.
+        reuse: chunks that the prompt can copy from another sequence, or None.
         known: logits after the prompt, float32 [1, vocab], if the prefix cache has them and no token is drawn yet.
         segments: segments of the prompt, see chunked_prefill.
         kept: number of first tokens that stay when the context is full.  dropped: number of tokens dropped from it.
         skipped: number of dropped tokens that were never prefilled.
-        has_ended: whether its last token ended it. is_stopped: whether it must end before the next step.
+        has_ended: whether its last token ended it.  is_stopped: whether it must end before the next step.
         prefill_s, ttft_s, decode_s: seconds for the prompt, until the first token, and from the first to the last.
-        steps: decode steps.  drafted, accepted: number of draft tokens, and of accepted ones.
+        steps: number of decode steps.  drafted, accepted: number of draft tokens, and of accepted ones.
     """
 
     def __init__(
@@ -272,7 +279,7 @@ class Completion(PicklableAnswer):
         return self._remove_held(self.guide.transcript.thinking, REASONING)
 
     def _remove_held(self, text: str, kind: str) -> str:
-        """Remove the end of a text of one type, if that may become a banned string."""
+        """Return a text of one type without its end, if that may become a banned string."""
         held_tokens = self.banned.held if self.banned else ()
         return text[
             : len(text) - sum(len(part.text) for token in held_tokens for part in token.parts if part.kind == kind)
@@ -307,54 +314,57 @@ class Completion(PicklableAnswer):
 
     @property
     def is_complete(self) -> bool:
+        """Whether the answer has ended or reached its limit."""
         return self.has_ended or len(self.ids) == self._limit
 
     @property
     def is_full(self) -> bool:
-        """Return whether the answer ended because the context was full."""
+        """Whether the answer ended because the context was full."""
         return self.finish_reason == "length" and self.completion_tokens != self.options.max_tokens
 
     @property
     def max_draft_length(self) -> int:
-        """The maximum length of a draft.
+        """The maximum number of tokens of a draft.
 
-        A full context must be shifted at the same token as without a draft.
+        With context shift it ends where the context is full, so that the shift happens at the same token as without a
+        draft.
         """
         remaining, sequence = self._limit - len(self.ids) - 1, self.sequence
         return min(remaining, max(0, sequence.room - 1)) if isinstance(sequence, ShiftedSequence) else remaining
 
     @property
     def has_begun(self) -> bool:
+        """Whether the answer has a token."""
         return len(self.ids) > len(self.prompt)
 
     @property
     def is_decoding(self) -> bool:
-        """Return whether the next step appends its newest token: its prompt is complete, and it is not stopped."""
+        """Whether the next step appends its newest token: the prompt is prefilled, and the answer is not stopped."""
         return not self.is_stopped and len(self.ids) > len(self.prompt) and not self.pending_tokens
 
     @property
     def computed_tokens(self) -> int:
-        """The number of its ids that the sequence holds."""
+        """The number of its tokens that the sequence holds."""
         return len(self.sequence.tokens) if self.sequence else 0
 
     @property
     def pending_tokens(self) -> int:
-        """The number of tokens to prefill, without the answer's newest token, which a decode step reads."""
+        """The number of tokens to prefill, without the newest token of the answer, which a decode step appends."""
         computed = len(self.sequence.tokens) if self.sequence else 0
         return len(self.ids) - (len(self.ids) > len(self.prompt)) - computed
 
     def prepare_prefill(self) -> None:
-        """Append the next reusable chunks, if any, and call the progress callback."""
+        """Append the reusable chunks that come next, if any, and call the progress callback."""
         if self.reuse and self.sequence:
-            self.request.cached += self.reuse.take(self.sequence)
+            self.request.cached += self.reuse.append_chunks(self.sequence)
         if not self.request.begun and self.options.on_progress:
             cached = self.cached_tokens
             self.options.on_progress(max(self.computed_tokens - cached, 0), len(self.prompt) - cached)
 
     def get_next_segment(self) -> PrefillSegment:
-        """Return the next segment of the prompt to prefill; short ones between reused chunks are precise."""
+        """Return the next segment of the prompt to prefill; a short one before a reused chunk is precise."""
         cached = self.computed_tokens
-        segment, end = self.segments.find_segment(cached), self.reuse.end(cached) if self.reuse else None
+        segment, end = self.segments.find_segment(cached), self.reuse.find_pause(cached) if self.reuse else None
         if end is None or end >= segment.end:
             return segment
         return segment._replace(end=end, precise=segment.precise or end - cached <= PRECISE_TOKENS)
@@ -366,15 +376,15 @@ class Completion(PicklableAnswer):
 
     @property
     def width(self) -> int:
-        """The number of answers that share its sequence: the request's n until the prompt is read, then 1."""
+        """The number of answers that share its sequence: the request's n until the prompt is prefilled, then 1."""
         return 1 if self.request.begun else self.request.n
 
-    def _draw(self, row: np.ndarray, processed: np.ndarray) -> DrawnToken:
-        """Draw a token from processed logits and append it. Raises LocalllmError if none is allowed.
+    def _draw_token(self, row: np.ndarray, processed: np.ndarray) -> DrawnToken:
+        """Draw a token from processed logits and append it. Raises LocalllmError if no token is allowed.
 
-        processed: float32 [vocab], after logits_processor.  row: the model's logits, float32 [vocab].
+        processed: logits after logits_processor, float32 [vocab]. row: the model's logits, float32 [vocab].
         """
-        logprob, allowed = self.logprob, self.guide.allowed_mask(self.sampler.vocab)
+        logprob, allowed = self.logprob, self.guide.compute_allowed_mask(self.sampler.vocab)
         if self.banned and self.banned.barred_tokens:
             allowed = self.banned.mask_barred(self.sampler.vocab, allowed)
         token = self.sampler.sample(processed, allowed)
@@ -399,9 +409,9 @@ class Completion(PicklableAnswer):
         return DrawnToken(self, token, parts, row)
 
     def accept_logits(self, row: np.ndarray) -> list[DrawnToken]:
-        """Draw the next token from logits, float32 [vocab]; undo and redraw a banned string.
+        """Draw the next token from logits, float32 [vocab]; if it completes a banned string, undo that and draw again.
 
-        Returns the tokens that can no longer be undone. Raises LocalllmError if no token is allowed.
+        Returns the tokens that cannot be undone any more. Raises LocalllmError if no token is allowed.
         """
         options = self.options
         if options.stopping_criteria and options.ends_answer(self.ids, row):
@@ -409,9 +419,9 @@ class Completion(PicklableAnswer):
             return [*self._release_tokens(), DrawnToken(self, None, [], row)]
         processed = options.process_logits(self.ids, row) if options.logits_processor else row
         if self.banned is None:
-            return [self._draw(row, processed)]
+            return [self._draw_token(row, processed)]
         while True:
-            output = self._draw(row, processed)
+            output = self._draw_token(row, processed)
             if output.token is None:
                 return [*self._release_tokens(), output]
             if (banned := self.banned.push(output.token, self._snapshot, row, output.parts)) is None:
@@ -422,23 +432,23 @@ class Completion(PicklableAnswer):
             processed = row if banned.before.row is None else banned.before.row
 
     def _take_snapshot(self, logprob: float, row: np.ndarray | None) -> "AnswerSnapshot":
-        """Copy the state before a token that is drawn but not appended yet.
+        """Return the state before a token that was drawn but is not appended yet.
 
-        row: its processed logits, or None.
+        row: its logits after logits_processor, or None without a processor.
         """
         from localllm.generation.banned import AnswerSnapshot  # loaded already, see Request.begin
 
         return AnswerSnapshot(len(self.ids), self.sampler.undo_draw(), self.guide.copy(), logprob, row)
 
     def _release_tokens(self) -> list[DrawnToken]:
-        """Return the tokens that can no longer become a banned string: all if the answer is complete."""
+        """Return the tokens that cannot become a banned string any more: all if the answer is complete."""
         if self.banned is None:
             return []
         released = self.banned.flush() if self.is_complete else self.banned.release()
         return [DrawnToken(self, token.token, token.parts, token.row) for token in released]
 
     def _rewind(self, place: "AnswerSnapshot") -> None:
-        """Undo tokens; the sequence is truncated at the end of the step."""
+        """Undo the tokens after a snapshot; the sequence is truncated at the end of the step."""
         self._drawn_count -= len(self.ids) - place.length
         del self.logprobs[max(place.length - len(self.prompt), 0) :]
         del self.ids[place.length :]
@@ -447,8 +457,8 @@ class Completion(PicklableAnswer):
         self.logprob, self.has_ended = place.logprob, False
         self._least = min(self._least, place.length)
 
-    def extend(self, token: int, logprob: float) -> "Completion":
-        """Return a copy of the answer, without sequence, one token longer.
+    def copy_with_token(self, token: int, logprob: float) -> "Completion":
+        """Return a copy of the answer that is one token longer, without a sequence.
 
         logprob: log probability of the token.
         """
@@ -463,10 +473,10 @@ class Completion(PicklableAnswer):
         return twin
 
     def accept_draft(self, draft: Ids[int], rows: np.ndarray) -> Iterator[DrawnToken]:
-        """Sample a token at each position of a draft, up to the first that differs; drop the rest.
+        """Sample a token at each position of a draft, up to the first that differs from it; drop the rest of the draft.
 
-        Yields the tokens that cannot be undone; the last output of a complete answer has the rest of its text.
-        rows: logits float32 [1 + len(draft), vocab], after the newest token and after each draft token.
+        rows: logits after the newest token and after each draft token, float32 [1 + len(draft), vocab]. Yields the
+        tokens that cannot be undone; the last one of a complete answer has the rest of its text.
         """
         length_before = self._least = len(self.ids)
         self.drafted += len(draft)
@@ -485,7 +495,7 @@ class Completion(PicklableAnswer):
                 return
 
     def _drop_rejected(self, draft: Ids[int], length_before: int) -> None:
-        """Drop rejected and undone tokens from the sequence.
+        """Remove rejected and undone tokens from the sequence.
 
         length_before: number of ids before the step.
         """
@@ -500,16 +510,19 @@ class Completion(PicklableAnswer):
         if self.guesses:
             if begin < length_before:
                 self.guesses.rewind(length_before - begin)
-            self.guesses.learn(self.ids[begin:])
+            self.guesses.push(self.ids[begin:])
 
     def close(self) -> None:
-        """Free the sequence; if the answer continues, it is prefilled again."""
+        """Free the sequence; it is prefilled again if the answer continues."""
         if self.sequence:
             self.sequence.close()
         self.release()
 
     def release(self) -> None:
-        """Queue the sequence to be freed. Takes no lock: finalizers may call it."""
+        """Queue the sequence to be freed.
+
+        Takes no lock, so finalizers may call it.
+        """
         if self.reuse:
             self.reuse.release()
         if self.sequence:
@@ -517,7 +530,7 @@ class Completion(PicklableAnswer):
         self.sequence = self.guesses = self.reuse = None
 
     def finish(self) -> list[TextPart]:
-        """Set the finish reason, and return the held-back text."""
+        """Set finish_reason, and return the text that was held back."""
         self.finish_reason = "stop" if self.has_ended else "length"
         return self.guide.transcript.flush(is_end=self.has_ended)
 

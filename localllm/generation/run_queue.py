@@ -1,4 +1,4 @@
-"""A queue that joins the steps of concurrent schedulers into common runs of the model.
+"""Join the steps of concurrent schedulers into common runs of the model.
 
 If threads that generate at the same time took turns at the engine, each would read all weights for its own token.
 Instead, each scheduler submits its step, and the first that finds the engine idle runs all submitted steps (flat
@@ -29,11 +29,12 @@ PATIENCE = 0.2  # maximum seconds that a run waits for another thread's next ste
 
 
 class QueuedStep:
-    """Spans that a scheduler runs together, and the results.
+    """One step of a scheduler: tokens to append to several sequences in one run, and the logits after them.
 
     Attributes:
-        scheduler: its owner.  kernel_tokens: of each span, see localllm.engine.runs.  size: its number of tokens.
-        rows: logits of each span, float32 [wanted, vocab]; None until it has run.  error: error of its run.
+        scheduler: its owner.  size: number of its tokens.
+        kernel_tokens: token count of each span that selects its kernels, see localllm.engine.runs.
+        rows: logits of each span, float32 [wanted, vocab]; None until it has run.  error: error of its run, or None.
         is_submitted: whether it was queued.  is_awaited: whether its scheduler waits for the result.
         tokens, seconds: number of tokens and duration of the run that it was part of.
     """
@@ -55,14 +56,16 @@ class QueuedStep:
 
     @property
     def is_done(self) -> bool:
+        """Whether it has run or failed."""
         return self.rows is not None or self.error is not None
 
     @property
     def wants_more(self) -> bool:
+        """Whether a span has more than one token."""
         return self.size > len(self.spans)
 
     @cached_property
-    def kernels(self) -> int | None:
+    def kernel_class(self) -> int | None:
         """The set of kernels that its tokens select; None if it cannot share a run."""
         if self.logits == "none" or not self.precise or self.size > PRECISE_TOKENS:
             return None
@@ -72,18 +75,23 @@ class QueuedStep:
         return self.spans[0][0].engine.runs.find_kernel_class(max(selected))
 
     def can_join(self, steps: "list[QueuedStep]") -> bool:
-        """Return whether it can share a run with these steps.
+        """Return whether it can share a run with other steps.
 
-        They must have 16-bit activations, the same kernels, and ask for the same logits.
+        All must have 16-bit activations and the same kernels, and ask for the same logits.
         """
         room = PRECISE_TOKENS - sum(step.size for step in steps)
         kinds = {step.logits for step in (*steps, self) if step.wants_more}
-        return self.kernels is not None and self.kernels == steps[0].kernels and self.size <= room and len(kinds) <= 1
+        return (
+            self.kernel_class is not None
+            and self.kernel_class == steps[0].kernel_class
+            and self.size <= room
+            and len(kinds) <= 1
+        )
 
     def run(self) -> "list[np.ndarray]":
         """Run the step alone; return the logits of each span, float32 [wanted, vocab].
 
-        Raises the errors of Sequence.append, and then restores its sequences.
+        If it fails, restores its sequences and raises the error of Sequence.append.
         """
         began, (sequence, ids) = perf_counter(), self.spans[0]
         try:
@@ -93,12 +101,12 @@ class QueuedStep:
                 rows = sequence.engine.run(self.spans, self.logits, self.precise, self.kernel_tokens)  # type: ignore[arg-type]
             self.rows, self.tokens, self.seconds = rows, self.size, perf_counter() - began
         except BaseException:
-            self.undo()
+            self.restore_sequences()
             raise
         return rows
 
-    def undo(self) -> None:
-        """Drop the results, and truncate its sequences to their lengths before a failed run."""
+    def restore_sequences(self) -> None:
+        """Drop the results, and truncate the sequences to their lengths before the step."""
         self.rows = None
         for (sequence, _), length in zip(self.spans, self._lengths, strict=True):
             if len(sequence.tokens) > length:
@@ -106,7 +114,7 @@ class QueuedStep:
 
 
 class RunQueue:
-    """The steps that the schedulers of one engine have submitted."""
+    """The steps that the schedulers of an engine have submitted."""
 
     def __init__(self) -> None:
         self.lock = create_lock(self)
@@ -116,17 +124,17 @@ class RunQueue:
         self._due = set[object]()  # schedulers that have their logits, and will soon submit the next step
         self._latest, self._waiting = list[object](), 0
 
-    def enter(self, scheduler: object) -> bool:
-        """Register a scheduler that will run steps; return whether there are others to share runs with."""
+    def register(self, scheduler: object) -> bool:
+        """Register a scheduler that will run steps; return whether other schedulers are registered."""
         self._schedulers.add(scheduler)
         if len(self._schedulers) == 1:
             self._due.discard(scheduler)  # there is nobody who would wait for it
         return len(self._schedulers) > 1
 
     def run(self, step: QueuedStep) -> "list[np.ndarray]":
-        """Run a step together with others, or wait until another thread has; return its logits.
+        """Run a step together with others, or wait until another thread has run it; return its logits.
 
-        The logits have the shape of QueuedStep.run. Raises the error of the step.
+        The logits are those of QueuedStep.run. Raises the error of the step.
         """
         if not step.is_submitted:
             self.submit(step)
@@ -145,7 +153,7 @@ class RunQueue:
                 with self.lock:
                     step.is_awaited = step.is_done
                     if batch:
-                        self._end(batch)
+                        self._finish_batch(batch)
         step.is_awaited = False
         if step.error:
             raise step.error
@@ -154,7 +162,7 @@ class RunQueue:
 
     def submit(self, step: QueuedStep) -> None:
         """Queue a step for the next run. Raises LocalllmError in a forked process."""
-        self.enter(step.scheduler)
+        self.register(step.scheduler)
         with self.lock:
             self._due.discard(step.scheduler)
             step.is_submitted = True
@@ -162,36 +170,36 @@ class RunQueue:
             self._notify()
 
     def count_others(self, scheduler: object) -> int:
-        """Count the other schedulers that took part in the latest run or wait for the next."""
+        """Return how many other schedulers took part in the latest run or wait for the next."""
         if self._schedulers <= {scheduler} or (not self._queue and self._latest == [scheduler]):
             return 0
         active = {*self._latest, *(step.scheduler for step in [*self._queue])}
         return len((active & self._schedulers) - {scheduler})
 
     def stop_waiting(self, scheduler: object) -> None:
-        """Stop waiting for the next step of a scheduler."""
+        """Let runs start without waiting for the next step of a scheduler."""
         if scheduler in self._due:
             with self.lock:
                 self._due.discard(scheduler)
                 self._notify()
 
-    def leave(self, scheduler: object) -> None:
+    def unregister(self, scheduler: object) -> None:
         """Unregister a scheduler and its submitted step.
 
-        Takes no lock between two tokens: finalizers may call it.
+        Takes no lock between two tokens, so finalizers may call it.
         """
         self._schedulers.discard(scheduler)
         self.stop_waiting(scheduler)
 
     def withdraw(self, sequence: "Sequence | ShiftedSequence") -> None:
-        """Remove the steps of a sequence from the queue; wait for a run that is using it."""
+        """Remove the steps of a sequence from the queue; wait for a run that uses the sequence."""
         with self.lock:
             self._queue = [step for step in self._queue if all(each is not sequence for each, _ in step.spans)]
             while any(each is sequence for step in self._running for each, _ in step.spans):
                 self._wait()
 
     def _take_batch(self) -> list[QueuedStep]:
-        """Remove the steps of the next run from the queue: the first, and all that can share its run."""
+        """Remove the steps of the next run from the queue: the first step, and all that can share its run."""
         queue = [step for step in self._queue if step.scheduler in self._schedulers]
         batch = queue[:1]
         for step in queue[1:]:
@@ -200,7 +208,7 @@ class RunQueue:
         self._queue = [step for step in queue if step not in batch]
         return batch
 
-    def _end(self, batch: list[QueuedStep]) -> None:
+    def _finish_batch(self, batch: list[QueuedStep]) -> None:
         """Wake the threads that wait for these steps; queue interrupted steps again."""
         is_shared = len(batch) > 1 or bool(self._queue)
         for step in batch:
@@ -208,13 +216,13 @@ class RunQueue:
                 if is_shared:  # a single scheduler need not be waited for
                     self._due.add(step.scheduler)
             elif not step.is_done:
-                step.undo()
+                step.restore_sequences()
         self._queue[:0] = [step for step in batch if not step.is_done]
         self._latest, self._running = [step.scheduler for step in batch], []
         self._notify()
 
     def _wait(self) -> bool:
-        """Wait for a change; False after a timeout. The caller holds the lock."""
+        """Wait for a notification; return False after PATIENCE. The caller holds the lock."""
         self._waiting += 1
         try:
             return self._condition.wait(PATIENCE)
@@ -222,9 +230,9 @@ class RunQueue:
             self._waiting -= 1
 
     def _notify(self) -> None:
-        """Wake waiting threads. The caller holds the lock.
+        """Wake waiting threads, if any. The caller holds the lock.
 
-        Without the check this would take 1 microsecond even if none waits.
+        The check for waiting threads saves 1 microsecond.
         """
         if self._waiting:
             self._condition.notify_all()
@@ -240,7 +248,7 @@ class RunQueue:
                 rows = spans[0][0].engine.run(spans, logits, True, kernel_tokens)  # type: ignore[arg-type]
             except Exception:
                 for step in batch:
-                    step.undo()
+                    step.restore_sequences()
                     self._run_batch([step])
                 return
             for step in batch:

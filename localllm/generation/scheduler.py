@@ -1,8 +1,8 @@
-"""Continuous batching: answers join and leave between any two steps (Orca, Yu et al. 2022).
+"""Answer requests by continuous batching: answers join and leave between any two steps (Orca, Yu et al. 2022).
 
 A step prefills one chunk, so that decoding answers wait for a chunk and not for a whole prompt, and then decodes one
 token of every answer, or several if its draft is accepted. Memory is in pages (vLLM, Kwon et al. 2023). All answers are
-generated here: a Generation is a Scheduler of one request.
+generated this way: a Generation is a Scheduler of one request.
 """
 
 import sys
@@ -48,11 +48,11 @@ PARALLEL = 16  # concurrent answers: with more, tokens per second hardly grow, a
 
 
 class Scheduler:
-    """Answers requests, and starts the next one when resources suffice. Closing it closes its sequences.
+    """Answers requests in a batch, and starts the next request when resources suffice.
 
     Attributes:
-        running: the answers in progress that have a sequence, the oldest first.
-        waiting: those without a sequence: preempted ones, and then the next request.
+        running: answers in progress that have a sequence, the oldest first.
+        waiting: answers without a sequence: preempted ones, and then those of the next request.
         written: number of tokens generated so far.  preempted: number of preemptions.
     """
 
@@ -62,10 +62,11 @@ class Scheduler:
     ):  # fmt: skip
         """Set up a scheduler.
 
-        parallel: maximum of concurrent answers; all n answers to one prompt run at once even if they are more.
-        chunk: maximum number of prompt tokens per step, at least PAGE.  places: approximate maximum of tokens to hold.
-        precise: compute each answer as if it were alone; False: all activations in 8 bits.
-        cache: the prefix cache for sequences; None: one that ends with this object.
+        parallel: maximum number of concurrent answers; all n answers to one prompt run at once even if they are more.
+        chunk: maximum number of prompt tokens per step, at least PAGE.
+        places: approximate maximum number of tokens in all sequences.
+        precise: whether each answer is computed as if it were alone; False: all activations have 8 bits.
+        cache: prefix cache that provides the sequences; None: a new one that ends with the scheduler.
         """
         self.running, self.waiting = list[Completion](), deque[Completion]()
         self.written = self.preempted = 0
@@ -82,7 +83,7 @@ class Scheduler:
         self._refused: tuple[Completion, list[tuple[Completion, int]], int] | None = None  # see `_may_join`
 
     def __iter__(self) -> Iterator[list[Request]]:
-        """Run step after step; yield the requests that each has finished, often none."""
+        """Run step after step; yield the list of requests that each step has finished, which is often empty."""
         while self.has_work or self._finished:
             for _ in self.step():
                 pass
@@ -91,7 +92,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Return whether an answer needs prefill or decode steps."""
+        """Whether an answer needs prefill or decode steps."""
         if self._stopping:
             self.waiting = deque(answer for answer in self.waiting if answer.request.begun)
         return bool(self.running) or self._get_next() is not None
@@ -99,11 +100,11 @@ class Scheduler:
     def step(self) -> Iterator[DrawnToken]:
         """Prefill a chunk, then decode a token of every answer whose prompt is prefilled.
 
-        Without `precise`, both happen in one run. The model runs, and tokens are drawn, as the caller iterates.
+        Unless `precise`, both happen in one run. The model runs, and tokens are drawn, as the caller iterates.
         """
         for answer in [*self.running]:
             if answer.is_stopped:
-                self.drop(answer.request)
+                self.cancel(answer.request)
             elif answer.cached_logits is not None:
                 row, answer.cached_logits = answer.cached_logits[-1:], None
                 yield from self._begin_answers(answer, row)
@@ -129,33 +130,36 @@ class Scheduler:
         yield from self._run(self._submitted or [*prefill, *self._select_decode(with_drafts=not prefill)])
 
     def stop(self) -> None:
-        """Start no new requests; finish the running ones. A signal handler may call this."""
+        """Start no new requests, and finish the running ones. A signal handler may call this."""
         self._stopping = True
 
     def close(self) -> None:
-        """Cancel all answers. Takes no lock: the finalizer of a generator may call it anywhere."""
+        """Cancel all answers and close the resources of drafters.
+
+        Takes no lock, since the finalizer of a generator may call it anywhere.
+        """
         self._resources.close()
-        self._queue.leave(self)
+        self._queue.unregister(self)
         self._cache.abandon(self.running)
         self.running = []
         self.waiting.clear()
 
-    def drop(self, request: Request) -> None:
+    def cancel(self, request: Request) -> None:
         """Cancel a request. Must not be called during a step."""
         for completion in request.answers:
             if completion in self.running and (completion.computed_tokens > PAGE or not self._cache.is_shared):
                 self._cache.give_back(completion)
-        self._remove(request)
+        self._remove_request(request)
 
     def _get_next(self) -> Completion | None:
-        """Return the next waiting answer, None without one; requests that cannot begin fail."""
+        """Return the next waiting answer; None if nothing waits. Requests that cannot begin fail."""
         while not self.waiting:
             request = None if self._stopping else next(self._requests, None)
             if request is None:
                 return None
             try:
                 runs = self._engine.runs if self._precise else self._engine.runs._replace(exact=0, kernel_limits=())
-                answers = request.answers or request.begin(self._engine, self._tokenizer, runs)
+                answers = request.answers or request.create_answers(self._engine, self._tokenizer, runs)
                 self.waiting.append(answers[0])
             except LocalllmError as error:
                 request.error = error
@@ -163,17 +167,18 @@ class Scheduler:
         return self.waiting[0]
 
     def _list_prefilling(self) -> Iterator[Completion]:
-        """Yield the answers with pending prefill, the oldest first; then those that can join."""
+        """Yield the running answers that need prefill, the oldest first, then waiting answers that can start."""
         yield from [answer for answer in self.running if answer.pending_tokens]
         while (completion := self._get_next()) and self._may_join(completion):
             self.waiting.popleft()
-            self._join(completion)
+            self._start_answer(completion)
             yield completion
 
     def _may_join(self, completion: Completion) -> bool:
-        """Return whether an answer may start: memory suffices, and no running answer is prefilling its prefix.
+        """Return whether a waiting answer may start.
 
-        A refused answer is looked up again once an answer has joined, been prefilled or left, or more memory is free.
+        Memory must suffice, and no running answer may be prefilling a prefix of its prompt. A refused answer is tried
+        again once an answer has started, been prefilled or left, or more memory is free.
         """
         if not self.running:
             return True
@@ -195,13 +200,14 @@ class Scheduler:
             return False
         needed_places = len(completion.ids) - best.length + sum(answer.pending_tokens for answer in prefilling)
         needed_places += PAGE * (completion.width + len(self.running))
-        self._cache.touch(best.source)
+        self._cache.mark_used(best.source)
         while needed_places > self._count_free_positions() and self._cache.evict(spare=1):
             pass
         self._refused = (completion, progress, self._count_free_positions())
         return needed_places <= self._refused[2]
 
-    def _join(self, completion: Completion) -> None:
+    def _start_answer(self, completion: Completion) -> None:
+        """Start a waiting answer: give it a sequence."""
         self.running.append(completion)
         if completion.sequence is None:
             self._cache.acquire(completion)
@@ -211,8 +217,9 @@ class Scheduler:
     def _select_prefill(self, room: int, precise_room: int) -> tuple[list[AnswerSpan], bool]:
         """Return the prompt tokens to prefill next, at most `room`, and whether with 16-bit activations.
 
-        The tokens of one run have the same precision and select the same kernels. A single request is prefilled in
-        whole runs, and the engine chooses their precision.
+        precise_room: maximum number of tokens with 16-bit activations. The tokens of one run have the same precision
+        and select the same kernels. A single request is prefilled in whole runs, and the engine chooses their
+        precision.
         """
         work, exact, kernels = list[AnswerSpan](), False, 0
         for completion in self._list_prefilling():
@@ -251,17 +258,17 @@ class Scheduler:
         return [AnswerSpan(answer, answer.ids[-1:]) for answer in writing]
 
     def _run(self, work: list[AnswerSpan], precise: bool = True) -> Iterator[DrawnToken]:
-        """Append spans in one run, and return an iterator over the next tokens of the answers.
+        """Append tokens in one run, and return an iterator over the next tokens of the answers.
 
         If memory does not suffice, drafts are dropped first; then the youngest answers are preempted. If other
-        schedulers use the engine, the next step is submitted before the tokens are iterated over, so that these wait
-        neither for the consumer of the text nor for that step.
+        schedulers use the engine, the next step is submitted before the tokens are returned, so that these schedulers
+        wait neither for the consumer of the text nor for that step.
         """
         while work := [span for span in work if span.completion.sequence]:
             try:
                 step = self._step = self._step or self._make_step(work, precise)
                 self._submitted = work
-                is_shared = self._queue.enter(self) or step.is_submitted
+                is_shared = self._queue.register(self) or step.is_submitted
                 rows = self._queue.run(step) if is_shared else step.run()
                 break
             except MemoryLimitError as error:
@@ -291,7 +298,7 @@ class Scheduler:
         return outputs
 
     def _make_step(self, work: list[AnswerSpan], precise: bool) -> QueuedStep:
-        """Make the step that appends spans. Raises MemoryLimitError if `places` do not suffice."""
+        """Return the step that appends tokens. Raises MemoryLimitError if `places` do not suffice."""
         if self._places < sys.maxsize:
             cached = [each.completion.computed_tokens for each in work]
             pages = sum(-n // PAGE - (-n - len(each.ids)) // PAGE for n, each in zip(cached, work, strict=True))
@@ -312,7 +319,7 @@ class Scheduler:
         return QueuedStep(self, spans, logits, precise, kernel_tokens if self._precise else ())
 
     def _sample_outputs(self, work: list[AnswerSpan], logits: "list[np.ndarray]") -> Iterator[DrawnToken]:
-        """Sample the next token of each answer whose prompt is complete."""
+        """Yield the next token of each answer whose prompt is complete."""
         searched: dict[Request, list[tuple[Completion, np.ndarray]]] = {}
         for (completion, _, draft, is_end, _), rows in zip(work, logits, strict=True):
             if not is_end:
@@ -321,15 +328,18 @@ class Scheduler:
                 searched.setdefault(completion.request, []).append((completion, rows[-1]))
             elif completion.has_begun:
                 completion.steps += 1
-                yield from self._accept(completion, draft, rows[-1 - len(draft) :])
+                yield from self._accept_tokens(completion, draft, rows[-1 - len(draft) :])
             elif completion.sequence:
                 self._cache.record_prefill(completion.sequence, completion.cached_tokens, rows)
                 yield from self._begin_answers(completion, rows[-1:])
         for request, group in searched.items():
-            self._expand(request, group)
+            self._extend_search(request, group)
 
     def _begin_answers(self, first: Completion, row: "np.ndarray") -> Iterator[DrawnToken]:
-        """Begin the answers to a prefilled prompt: each gets its first token and a sequence of its own."""
+        """Begin the answers to a prefilled prompt: each gets its first token and a sequence of its own.
+
+        row: logits after the prompt, float32 [vocab].
+        """
         request, place = first.request, self.running.index(first) + 1
         request.begun, first.prefill_s = True, perf_counter() - first.started
         if request.search and not first.is_complete:
@@ -340,20 +350,26 @@ class Scheduler:
                 self.running.insert(place, completion)
                 completion.sequence = first.sequence.fork() if first.sequence else None
         for completion in [*request.answers]:
-            yield from self._accept(completion, [], row)
+            yield from self._accept_tokens(completion, [], row)
 
     def _begin_search(self, first: Completion, row: "np.ndarray") -> None:
-        """Start a search in a fork of the prompt's sequence, and return the sequence to the cache."""
+        """Start a search in a fork of the prompt's sequence, and return the sequence to the cache.
+
+        row: logits after the prompt, float32 [vocab].
+        """
         root = copy(first)
         root.number, root.sequence = 1, None
         self.running.append(root)
         root.sequence = first.sequence.fork() if first.sequence else None
         self._cache.give_back(first)
         self.running.remove(first)
-        self._expand(first.request, [(root, row[-1])])
+        self._extend_search(first.request, [(root, row[-1])])
 
-    def _expand(self, request: Request, group: "list[tuple[Completion, np.ndarray]]") -> None:
-        """Extend a search: the last continuation of an answer takes its sequence, the others get forks."""
+    def _extend_search(self, request: Request, group: "list[tuple[Completion, np.ndarray]]") -> None:
+        """Extend a search: the last continuation of an answer takes over its sequence, the others get forks.
+
+        group: the answers, and the logits after each, float32 [vocab].
+        """
         assert request.search
         parents = [completion for completion, _ in group]
         children = request.search.expand(parents, [row[: self._vocab] for _, row in group])
@@ -373,7 +389,7 @@ class Scheduler:
         if not children:
             self._finished.append(request)
 
-    def _accept(self, completion: Completion, draft: Ids[int], rows: "np.ndarray") -> Iterator[DrawnToken]:
+    def _accept_tokens(self, completion: Completion, draft: Ids[int], rows: "np.ndarray") -> Iterator[DrawnToken]:
         """Yield the next token of an answer, or several if its draft is accepted.
 
         rows: see Completion.accept_draft.
@@ -394,14 +410,14 @@ class Scheduler:
                     self._remove_finished(completion)
                 yield output
         except LocalllmError as error:
-            self._fail(request, error)
+            self._fail_request(request, error)
         except Exception as error:  # caused by one client's options: the other answers go on
             if not self._cache.is_live:
                 raise
-            self._fail(request, LocalllmError(f"internal error: {type(error).__name__}"))
+            self._fail_request(request, LocalllmError(f"internal error: {type(error).__name__}"))
 
     def _remove_finished(self, completion: Completion) -> None:
-        """Remove a finished answer; its request is finished with its last answer."""
+        """Remove a finished answer; with its last answer, the request is finished, too."""
         request = completion.request
         self._cache.give_back(completion)
         self.running.remove(completion)
@@ -410,13 +426,14 @@ class Scheduler:
             self._finished.append(request)
 
     def _count_free_positions(self) -> int:
+        """Return how many tokens fit into memory."""
         used_places, count = self._engine.get_cache_usage()
         return min(count, self._places) - used_places
 
     def _make_room(self, error: MemoryLimitError) -> None:
-        """Evict an idle sequence, or preempt the youngest answer, which is prefilled again later.
+        """Close an idle sequence, or preempt the youngest answer, which is prefilled again later.
 
-        If only one answer is running, it fails.
+        If only one answer is running, its request fails with the error.
         """
         if self._cache.evict():
             return
@@ -426,14 +443,16 @@ class Scheduler:
             self.waiting.appendleft(youngest)
             self.preempted += 1
         else:
-            self._fail(self.running[0].request, error)
+            self._fail_request(self.running[0].request, error)
 
-    def _fail(self, request: Request, error: LocalllmError) -> None:
-        self._remove(request)
+    def _fail_request(self, request: Request, error: LocalllmError) -> None:
+        """Finish a request with an error."""
+        self._remove_request(request)
         request.error = error
         self._finished.append(request)
 
-    def _remove(self, request: Request) -> None:
+    def _remove_request(self, request: Request) -> None:
+        """Remove the answers of a request and their sequences."""
         for completion in request.answers:
             self._cache.discard(completion)
         self.running = [answer for answer in self.running if answer.request is not request]
@@ -443,7 +462,7 @@ class Scheduler:
 def generate_parts(scheduler: Scheduler, cache: PrefixCache, answer: Completion) -> Generator[TextPart]:
     """Yield the text of an answer as its tokens are drawn.
 
-    This function has no reference to the Generation, so that an abandoned answer releases its sequence immediately, and
+    The function has no reference to the Generation, so that an abandoned answer releases its sequence immediately, and
     not when Python collects cycles. The garbage collector may close it anywhere, so the cleanup takes no lock.
     """
     request, answer.started = answer.request, perf_counter()
@@ -466,28 +485,30 @@ INITIAL_ATTRIBUTES = frozenset(("prompt", "seen", "prompt_tokens", "seed", "kept
 
 
 class Generation(TextIterator):
-    """An answer in progress: an iterator of chunks of text, with attributes about the answer.
+    """An answer in progress: an iterator over chunks of text, with attributes of the answer.
 
     Reading an attribute of the result, such as its text, generates the whole answer if iteration has not begun; during
     iteration, and after leaving it, attributes are those of the answer so far.
 
     Attributes:
-        parts: an iterator over (kind, text) that includes the reasoning, see generation.reasoning.
-        prompt: the prompt's token ids.  seen: the images of image tokens.
-        tokens: the answer's token ids so far, without the token that ended it.
-        text: the text so far.  thinking: the reasoning before it, "" if there is none.
-        calls: the complete tool calls.  prompt_tokens, completion_tokens: token counts.
+        parts: iterator over (kind, text) that includes the reasoning, see generation.reasoning.
+        prompt: token ids of the prompt.  seen: the images of image tokens.
+        tokens: token ids of the answer so far, without the token that ended it.
+        text: the text so far.  thinking: the reasoning before it; "" if the model did not reason.
+        calls: the complete tool calls.
+        prompt_tokens, completion_tokens: number of tokens of the prompt and of the answer.
         finish_reason: "stop" (the model ended, or a stop string), "length" (max_tokens, or the context is full);
             "interrupted" before.
         logprobs: log probability of each token, with alternatives, if logprobs or top_logprobs was given.
         seed: reproduces the answer.
-        cached_tokens: number of the prompt's tokens that were in the prefix cache.
+        cached_tokens: number of prompt tokens that were in the prefix cache.
         prefill_s, ttft_s, decode_s: seconds for the prompt, until the first token, and from the first to the last.
-        dropped: number of tokens dropped from the context, with on_overflow "shift".  kept: first tokens that stay.
+        dropped: number of tokens dropped from the context, with on_overflow "shift".
+        kept: number of first tokens that stay.
         skipped: number of dropped tokens that were never read, because the prompt alone exceeds the context.
         is_full: whether the answer ended because the context was full.
-        steps: decode steps.  drafted, accepted: number of draft tokens and of accepted ones, each of which saves a
-            step.
+        steps: number of decode steps.
+        drafted, accepted: number of draft tokens and of accepted ones, each of which saves a step.
     """
 
     prompt: list[int]
@@ -515,9 +536,12 @@ class Generation(TextIterator):
     receipt_maker: "Callable[[Generation], dict[str, Any]] | None" = None  # set by the method that made the answer
 
     def __init__(self, cache: PrefixCache, tokenizer: Tokenizer, task: PromptTask):
-        """Check the prompt. Raises UsageError if it is empty and ContextError if it leaves no room for an answer."""
+        """Prepare an answer.
+
+        Raises UsageError for an empty prompt, and ContextError for one that leaves no room for an answer.
+        """
         request = Request(task)
-        (self._answer,) = request.begin(cache.engine, tokenizer)
+        (self._answer,) = request.create_answers(cache.engine, tokenizer)
         scheduler = Scheduler(cache.engine, tokenizer, [request], cache=cache)
         self._cache, self.parts = cache, generate_parts(scheduler, cache, self._answer)
 
@@ -537,7 +561,7 @@ class Generation(TextIterator):
 
     @property
     def parsed(self) -> Any:
-        """The complete answer converted to its schema's type, or to plain JSON values.
+        """The complete answer converted to the type of its schema, or to plain JSON values.
 
         Generates the rest first. Raises UsageError without a schema, and CutError for an answer that was cut.
         """
@@ -546,7 +570,7 @@ class Generation(TextIterator):
         return self._answer.parsed
 
     def message(self) -> Message:
-        """Return the answer as an assistant message, with its reasoning and tool calls."""
+        """Return the answer as a message of the role assistant, with its reasoning and tool calls."""
         return to_message(self)
 
     def to_dict(self) -> dict[str, Any]:
@@ -584,7 +608,7 @@ class Generation(TextIterator):
     def close(self) -> None:
         """Stop, and return the sequence to the cache.
 
-        If another thread iterates, it stops at its next step.
+        If another thread iterates over the answer, it stops at its next step.
         """
         self._answer.is_stopped = True
         with suppress(ValueError):  # a generator that is executing: its own thread ends it

@@ -1,4 +1,4 @@
-"""A conversation with a local model: its prompts, its answers, and the policy for a long history."""
+"""Hold a conversation with a local model: prompts, answers, and the policy for a long history."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
@@ -45,11 +45,12 @@ if TYPE_CHECKING:
 TOOL_USE = "tool_use"  # name of a file's chat template for conversations with tools
 
 
-class Prompt(NamedTuple):
-    """Token ids of a prompt, with its images and the partial answer at its end.
+class EncodedPrompt(NamedTuple):
+    """The token ids of a prompt, with its images and the partial answer at its end.
 
     Attributes:
-        seen: the embeddings of images, referenced so that the engine keeps their ids.
+        seen: embeddings of the images, referenced so that the engine keeps their ids.
+        begun: the partial answer that the answer continues, or None.
     """
 
     ids: list[int]
@@ -58,10 +59,12 @@ class Prompt(NamedTuple):
 
 
 class Session(Conversation[Generation]):
-    """One conversation with a model. Not thread-safe.
+    """A conversation with a local model, and the methods that answer single prompts.
+
+    Not thread-safe.
 
     Attributes:
-        template_choice: the name or source of the chat template, None for the file's.
+        template_choice: name or source of the chat template; None: the file's.
     """
 
     def __init__(
@@ -70,8 +73,9 @@ class Session(Conversation[Generation]):
     ):  # fmt: skip
         """Set up a session.
 
-        chat_template: choice of the template, see ChatTemplate.of.  defaults: for options that a request leaves unset.
-        `encode_image` can be set to an image encoder.
+        chat_template: choice of the template, see ChatTemplate.from_tokenizer. defaults: values of options that
+        requests leave unset. Set `encode_image` to accept images, and `on_warning` to receive warnings about the
+        template.
         """
         super().__init__()
         self.cache, self.tokenizer, self.template_choice = cache, tokenizer, chat_template
@@ -82,12 +86,12 @@ class Session(Conversation[Generation]):
     def resume(self, options: GenerationOptions | None = None) -> Generation:
         """Continue the latest answer.
 
-        Raises UsageError if there is none, or it has a constraint or tool calls, and ContextError if the context is
+        Raises UsageError without an answer, or if it has a constraint or tool calls, and ContextError if the context is
         full.
         """
         options, latest, history = self.with_defaults(options), self._answer, self._stop()
         if not history or history[-1]["role"] != "assistant":
-            raise UsageError("there is no answer to continue")
+            raise UsageError("there is no answer to continue: ask a question first")
         if options.constraint:
             raise UsageError(f"an answer with a {options.constraint.kind} cannot be continued")
         if history[-1].get("tool_calls"):
@@ -128,11 +132,14 @@ class Session(Conversation[Generation]):
         return len(self.tokenizer.encode(text))
 
     def _is_exact_text(self, answer: Generation) -> bool:
-        """Return whether an answer's tokens encode exactly its text, without a stop string."""
+        """Return whether an answer's tokens decode to exactly its text, with no stop string after it."""
         return bool(answer.thinking) or self.tokenizer.decode(answer.tokens) == answer.text
 
     def chat(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> Generation:
-        """Answer a conversation without adding it to this one. Raises ContextError if it does not fit."""
+        """Answer a conversation without adding it to this one.
+
+        Raises ContextError if it does not fit the context.
+        """
         options, messages = options or GenerationOptions(), list(messages)
         first = sum(map(is_instruction, messages[:1]))
         return self._start_answer(messages[:first], messages[first:], options, is_own=False)[1]
@@ -141,7 +148,7 @@ class Session(Conversation[Generation]):
         self, text: str, tools: Sequence[Callable[..., object]], options: GenerationOptions | None = None,
         max_turns: int = 8, permission: "Permission | None" = None,
     ) -> "ToolRun":  # fmt: skip
-        """Ask a question in this conversation with tools; see GenerationMixin.run_tools."""
+        """Ask a question in this conversation and let the model call tools; see GenerationMixin.run_tools."""
         from localllm.generation.tool_run import ToolRun
         from localllm.generation.tools.python_tools import make_tool_use
 
@@ -162,7 +169,7 @@ class Session(Conversation[Generation]):
         self, prompt: "str | list[int] | Sequence[Message]", options: GenerationOptions | None = None, n: int = 1,
         beams: int = 0, length_penalty: float = 0.0,
     ) -> "list[Answer]":  # fmt: skip
-        """Return the n best of several answers to a conversation, or of several continuations."""
+        """Return the n best of several answers to a conversation, or of several continuations of a prompt."""
         from localllm.generation.beam_search import generate_answers
 
         return generate_answers(
@@ -173,7 +180,7 @@ class Session(Conversation[Generation]):
         self, prompt: "str | list[int] | Sequence[Message]", options: GenerationOptions | None = None, n: int = 1,
         key: object = None,
     ) -> Request:  # fmt: skip
-        """Make a request for a Scheduler.
+        """Return a request for a Scheduler.
 
         key: the caller's name for it.
         """
@@ -182,7 +189,7 @@ class Session(Conversation[Generation]):
     def build_trie(self, texts: Sequence[str], is_chat: bool, with_end: bool) -> "TokenTrie":
         """Return the trie of texts to score after a prompt.
 
-        with_end: whether an end token must follow each text.
+        is_chat: whether they are answers to messages. with_end: whether an end token must follow each answer.
         """
         from localllm.generation.choices import TokenTrie
 
@@ -190,15 +197,16 @@ class Session(Conversation[Generation]):
         return TokenTrie([encode(text) for text in texts], self.tokenizer.end_ids if is_chat and with_end else ())
 
     def validate_combination(self, options: GenerationOptions) -> None:
-        """Raise UsageError for sampling options that are invalid with this model."""
+        """Raise UsageError for sampling options that this model does not accept."""
         Sampler(self.with_defaults(options).sampling, self.tokenizer.vocab_size, self.tokenizer)
 
     @property
     def is_single_turn(self) -> bool:
+        """Whether the model is an encoder-decoder, which answers single questions only."""
         return self.cache.engine.hyperparameters.start_token is not None
 
     def require_conversation(self) -> None:
-        """Raise UsageError for a model that does not chat."""
+        """Raise UsageError for a model without a chat format."""
         if self.is_single_turn:
             arch = self.cache.engine.hyperparameters.arch
             raise UsageError(f"{arch} models have no chat format: use localllm run")
@@ -206,7 +214,7 @@ class Session(Conversation[Generation]):
     def _prepare_task(
         self, prompt: "str | list[int] | Sequence[Message]", options: GenerationOptions | None
     ) -> PromptTask:
-        """Make the task of a prompt or conversation outside of this session's history."""
+        """Return the task of answering a prompt or conversation outside of this session's history."""
         is_chat = is_conversation(prompt)
         if options and options.on_overflow not in (None, "error"):
             raise UsageError(f"several answers cannot be combined with on_overflow={options.on_overflow}")
@@ -217,7 +225,7 @@ class Session(Conversation[Generation]):
         messages = self.defaults.build_conversation(prompt)  # type: ignore[arg-type]
         return self._create_task(self._encode_conversation(messages, generation), generation, decoder)
 
-    def _encode_conversation(self, messages: Sequence[Message], options: GenerationOptions) -> Prompt:
+    def _encode_conversation(self, messages: Sequence[Message], options: GenerationOptions) -> EncodedPrompt:
         """Encode a conversation with images, tool calls and results, and the tools of the options."""
         use = options.tools
         messages, images = extract_images(messages)
@@ -237,9 +245,9 @@ class Session(Conversation[Generation]):
         return self._encode(converted, images, options)
 
     def _create_task(
-        self, prompt: Prompt, options: GenerationOptions, decoder: StreamDecoder, earlier_tokens: int = 0
+        self, prompt: EncodedPrompt, options: GenerationOptions, decoder: StreamDecoder, earlier_tokens: int = 0
     ) -> PromptTask:
-        """Make the task of answering an encoded conversation."""
+        """Return the task of answering an encoded conversation."""
         (ids, thinking), partial_text = self._apply_thinking(prompt.ids, options), ""
         if prompt.begun:
             ids, partial_text, decoder = prompt.ids, prompt.begun.text, self.tokenizer.stream(continued=True)
@@ -254,6 +262,7 @@ class Session(Conversation[Generation]):
         )
 
     def _get_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        """Return the token ids of a prompt. Raises UsageError for a value of another type."""
         start = self.cache.engine.hyperparameters.start_token
         if isinstance(prompt, str) and start is not None:
             return [*self.tokenizer.encode(prompt, bos=True, eos=True), start]
@@ -266,16 +275,16 @@ class Session(Conversation[Generation]):
     def encode_chat(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> list[int]:
         """Return the token ids of a conversation up to where the answer begins or continues.
 
-        options: include the template's variables. Control tokens in messages are encoded as plain text: only the
-        template writes control tokens. Raises UsageError.
+        options: template variables and others. Control tokens in messages are encoded as plain text, since only the
+        template writes control tokens. Raises UsageError for invalid messages.
         """
         messages, images = extract_images(messages)
         return self._encode(validate_messages(messages), images, options).ids
 
     def _encode(
         self, messages: Sequence[Message], images: Sequence[object], options: GenerationOptions | None
-    ) -> Prompt:
-        """Encode valid messages that have an IMAGE character for each image."""
+    ) -> EncodedPrompt:
+        """Encode valid messages that contain an IMAGE character for each image."""
         self.require_conversation()
         generation = options or GenerationOptions()
         format = self._get_format(generation)
@@ -296,7 +305,7 @@ class Session(Conversation[Generation]):
         encoded = [self.encode_image(image) for image in images]
         ids = self.tokenizer.encode_rendered(text, [image.ids for image in encoded])
         embeddings = [embedding for image in encoded for embedding in image.seen]
-        return Prompt([*ids, *rest_ids], embeddings, answer if answer and any(answer) else None)
+        return EncodedPrompt([*ids, *rest_ids], embeddings, answer if answer and any(answer) else None)
 
     def _render_partial(
         self, render: Callable[..., str], messages: Sequence[Message], answer: PartialAnswer,
@@ -304,7 +313,7 @@ class Session(Conversation[Generation]):
     ) -> tuple[str, Sequence[int]]:  # fmt: skip
         """Return the text of a conversation up to where its last answer continues, and tokens to append.
 
-        The tokens repeat reasoning that the template drops from answers: they follow the generation prompt.
+        The tokens repeat reasoning that the template drops from answers; they follow the generation prompt.
         """
         encode = self.tokenizer.encode
         rendered = (
@@ -327,7 +336,7 @@ class Session(Conversation[Generation]):
         return text, [*encode(opening, special=True), *encode(answer.thinking)]
 
     def _apply_thinking(self, prompt: list[int], options: GenerationOptions) -> tuple[list[int], Thinking]:
-        """Return a conversation's tokens and its reasoning marks; think "off" closes open reasoning."""
+        """Return the tokens of a conversation and the marks of its reasoning; think "off" closes open reasoning."""
         budget = 0 if options.think == "off" else options.think_budget
         thinking = Thinking.detect(self._get_format(options).thoughts, self.tokenizer, prompt, budget)
         if options.think == "off" and thinking.is_open:
@@ -336,7 +345,7 @@ class Session(Conversation[Generation]):
 
     @cached_property
     def template(self) -> "ChatTemplate":
-        """The chat template. Raises UsageError if the chosen one does not exist."""
+        """The chat template. Raises UsageError if the chosen template does not exist."""
         from localllm.text.templates import ChatTemplate  # Jinja takes 40 ms to import
 
         template = ChatTemplate.from_tokenizer(self.tokenizer, self.template_choice)
@@ -348,7 +357,7 @@ class Session(Conversation[Generation]):
     def _formats(self) -> tuple[ChatFormat, ChatFormat]:
         """The chat formats without and with tools.
 
-        Like transformers and llama.cpp, this uses a file's separate template for tools, unless one was chosen.
+        Like transformers and llama.cpp, a file's separate template for tools is used, unless a template was chosen.
         """
         plain, tokenizer = ChatFormat(self.template, self.tokenizer), self.tokenizer
         if self.template_choice is not None or tokenizer.chat_templates.get(TOOL_USE) in (None, self.template.source):
@@ -383,26 +392,26 @@ class Session(Conversation[Generation]):
         return max(count_common(first, second), SINK_TOKENS)
 
     def _create_decoder(self, options: GenerationOptions) -> StreamDecoder:
-        """Make the decoder of an answer; with a constraint, it keeps a leading space."""
+        """Return the decoder of an answer, which keeps a space at its beginning if there is a constraint."""
         return self.tokenizer.stream(continued=options.constraint is not None)
 
     def with_defaults(self, options: GenerationOptions | None) -> GenerationOptions:
-        """Return the options, completed by the model's defaults and recommended sampling options."""
+        """Return the options, with the model's defaults and recommended sampling in place of unset ones."""
         return self.defaults.complete(options)
 
     def _add_stops(self, options: GenerationOptions) -> GenerationOptions:
-        """Return the options with the template's stop strings, unless there is a constraint."""
+        """Return the options with the stop strings of the template, unless there is a constraint."""
         stops = self._get_format(options).template.stops
         return options if options.constraint or not stops else replace(options, stop=(*options.stop, *stops))
 
     def _fit_history(
         self, system: list[Message], history: list[Message], options: GenerationOptions
-    ) -> tuple[list[Message], Prompt]:
-        """Return the turns of the history that fit with an answer, and their tokens.
+    ) -> tuple[list[Message], EncodedPrompt]:
+        """Return the turns of the history that fit together with an answer, and their tokens.
 
         A history is too long if it leaves less room for the answer than an eighth of the context and less than its
-        limit. Then the oldest turns are dropped until the rest fits into half of the context: the rest has to be
-        prefilled again, which should not happen at every turn.
+        limit. Then the oldest turns are dropped until the rest fits into half of the context, because the rest has to
+        be prefilled again, which should not happen at every turn.
         """
         context = self.cache.context
         answer_room = min(context // 8, context if options.max_tokens is None else options.max_tokens)

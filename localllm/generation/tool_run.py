@@ -1,4 +1,4 @@
-"""The tool loop: perform the calls of a model and return the results, until it answers."""
+"""Perform the tool calls of a model and return their results, until it answers without a call."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, Sequence
@@ -25,7 +25,7 @@ REFUSED = "error: the user does not allow this call"
 
 @frozen
 class ToolRunRecord:
-    """A pickled or copied run with the attributes of ToolRun. It cannot be continued."""
+    """The data of a pickled or copied ToolRun, which cannot be continued."""
 
     messages: list[Message]
     calls: list[ToolCall]
@@ -41,12 +41,12 @@ class ToolRunRecord:
 
 
 class ToolRun(TextIterator):
-    """A conversation that continues until an answer calls no tool: iterate for the text, or `parts`.
+    """A conversation that goes on until an answer calls no tool; iterate over it for the text, or over `parts`.
 
     Reading an attribute of the result, such as its text, runs it to the end if iteration has not begun.
 
     Attributes:
-        parts: an iterator over (kind, text): parts of answers, "call" with a tool's name, "arguments" and "result".
+        parts: iterator over (kind, text): parts of answers, "call" with a tool's name, "arguments" and "result".
     """
 
     def __init__(
@@ -55,9 +55,10 @@ class ToolRun(TextIterator):
     ):  # fmt: skip
         """Set up a run. Raises UsageError if a tool is not a function.
 
-        begin: starts the model's next answer, after the messages so far.  max_turns: maximum number of answers with
-        calls. permission: returns whether a call may be performed.  loop: the event loop, of another thread, for
-        asynchronous functions; None: each runs in a new one.
+        begin: starts the model's next answer, after the messages of the run so far.
+        max_turns: maximum number of answers with calls.
+        permission: returns whether a call may be performed; None: all may.
+        loop: event loop of another thread, for asynchronous functions; None: each runs in a new one.
         """
         if no_function := next((tool for tool in tools if not callable(tool)), None):
             raise UsageError(f"run_tools needs functions as tools, not {no_function!r:.60}")
@@ -73,7 +74,7 @@ class ToolRun(TextIterator):
 
     @property
     def messages(self) -> list[Message]:
-        """The answers and results so far."""
+        """The messages of the run so far: answers and results of calls."""
         self.generate_rest()
         return self._messages
 
@@ -96,7 +97,7 @@ class ToolRun(TextIterator):
 
     @property
     def finish_reason(self) -> str:
-        """The reason why the latest answer ended: "stop", "length" or "interrupted"."""
+        """Why the latest answer ended: "stop", "length" or "interrupted"."""
         return self.answer.finish_reason
 
     def __reduce__(self) -> tuple[type[ToolRunRecord], tuple[Any, ...]]:
@@ -104,7 +105,10 @@ class ToolRun(TextIterator):
         return ToolRunRecord, (self.messages, self.calls, self.answer)
 
     def _run(self) -> Generator[TextPart, None, None]:
-        """Run the turns. Raises LocalllmError if there are too many."""
+        """Run the turns, and yield the parts of text.
+
+        Raises LocalllmError after max_turns answers with calls.
+        """
         turns = 0
         while True:
             yield from self._answer.parts
@@ -117,28 +121,28 @@ class ToolRun(TextIterator):
             if turns > self._most:
                 raise LocalllmError(f"the model called tools {self._most} times without answering; raise max_turns")
             for call in self._answer.calls:
-                self._messages.append(self._perform(call))
+                self._messages.append(self._perform_call(call))
                 if self._is_stopped:
                     return
                 yield TextPart(RESULT, self._messages[-1]["content"])
             self._answer = self._begin(self._messages)
 
-    def _perform(self, call: ToolCall) -> Message:
-        """Perform a call and return its result; an error becomes the result."""
+    def _perform_call(self, call: ToolCall) -> Message:
+        """Perform a call and return the message with its result; an error becomes the result."""
         self._calls.append(call)
         if self._permission and not self._permission(call):
             text = REFUSED
         else:
             try:
-                text = perform(self._functions[call.name], call, self._wait)
+                text = perform(self._functions[call.name], call, self._await_result)
             except UsageError:
                 raise
             except (Exception, CancelledError) as error:
                 text = f"error: {type(error).__name__}: {error}"
         return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text}
 
-    def _wait(self, value: Awaitable[object]) -> object:
-        """Await the result of an asynchronous function; `stop` cancels it."""
+    def _await_result(self, value: Awaitable[object]) -> object:
+        """Wait for the result of an asynchronous function, which `stop` cancels."""
         if self._loop is None:
             return run_in_new_loop(value)
         self._running = asyncio.run_coroutine_threadsafe(await_value(value), self._loop)
@@ -154,6 +158,6 @@ class ToolRun(TextIterator):
             self._running.cancel()
 
     def close(self) -> None:
-        """Stop the run."""
+        """Stop the run, and return the sequence of the latest answer."""
         self.stop()
         self._answer.close()

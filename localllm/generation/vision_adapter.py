@@ -1,4 +1,4 @@
-"""Load the projector of an open model with the first image, or when one is chosen."""
+"""Load the projector of an open model with its first image, or when one is chosen."""
 
 import os
 from typing import TYPE_CHECKING
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 class VisionAdapter:
-    """A model's image encoder, opened at its first use. Thread-safe.
+    """The image encoder of a model, opened at its first use.
+
+    Thread-safe.
 
     Attributes:
         encoder: None until then.
@@ -22,17 +24,20 @@ class VisionAdapter:
     def __init__(self, path: str, engine: "Engine", tokenizer: "Tokenizer", threads: int | None, keeps: bool = False):
         """Store the options of the encoder.
 
-        path: path of the model.  threads: number of threads for encoding.  keeps: cache encoded images on disk.
+        path: path of the model. threads: number of threads for encoding. keeps: whether encoded images are cached on
+        disk.
         """
         self._path, self._engine, self._tokenizer, self._threads, self._keeps = path, engine, tokenizer, threads, keeps
         self.lock = create_lock(self)
         self.encoder: ImageEncoder | None = None
 
-    def use(self, projector: str | os.PathLike[str] | None = None, pan_and_scan: bool = False) -> "ImageEncoder":
-        """Open a projector; None for the one next to the model.
+    def open_projector(
+        self, projector: str | os.PathLike[str] | None = None, pan_and_scan: bool = False
+    ) -> "ImageEncoder":
+        """Open a projector; None: the one next to the model.
 
-        pan_and_scan: also encode crops of long images. Raises the errors of ImageEncoder, and UsageError if there is no
-        projector.
+        pan_and_scan: whether crops of long images are encoded, too. Raises UsageError if no projector is found, and the
+        errors of ImageEncoder.
         """
         from localllm.files.models_folder import find_projector
         from localllm.generation.image_encoder import ImageEncoder
@@ -46,16 +51,16 @@ class VisionAdapter:
         return encoder
 
     def encode(self, image: object) -> "EncodedImage":
-        """Encode an image, see localllm.images.opened.
+        """Encode an image; types as in localllm.images.opened.
 
-        Raises UsageError if there is no projector or no image, and the errors of `use`.
+        Raises UsageError if no projector is found or the image is invalid, and the errors of `open_projector`.
         """
         with self.lock:
-            return (self.encoder or self.use()).encode(image)
+            return (self.encoder or self.open_projector()).encode(image)
 
     @property
     def nbytes(self) -> int:
-        """The size in bytes of the projector in use, or of the default one; 0 if there is none."""
+        """The size in bytes of the projector in use, or of the one next to the model; 0 without one."""
         from localllm.files.models_folder import get_projector_size
 
         return os.stat(self.encoder.path).st_size if self.encoder else get_projector_size(self._path)

@@ -1,4 +1,4 @@
-"""Merge low-rank adapters into a model's matrices before they are quantized, and write adapters as GGUF files."""
+"""Merge LoRA adapters into a model before it is quantized, and write adapters as GGUF files."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from localllm.convert.adapters import open_adapters
-from localllm.engine.adapters import Adapter, LowRank, refuse_dora
+from localllm.engine.adapters import Adapter, LowRankMatrices, refuse_dora
 from localllm.errors import UnsupportedError, UsageError
 from localllm.files.gguf.file import Tensor
 from localllm.files.gguf.header import printable
@@ -25,11 +25,11 @@ ROWS_AT_ONCE = 4096  # rows whose squares are summed together
 
 
 class MatrixUpdate(NamedTuple):
-    """The scaled product of an adapter's matrices for a stack of them.
+    """The change that an adapter makes to a stack of matrices: scale * B A.
 
     Attributes:
-        a: float32 [count, rank, columns].  b: float32 [count * rows, rank].
-        magnitude: of rows [count * rows] or of columns [count, columns]; None without DoRA.
+        a: float32 [count, rank, columns], times the scale.  b: float32 [count * rows, rank].
+        magnitude: of rows, [count * rows], or of columns, [count, columns]; None without DoRA.
     """
 
     a: np.ndarray
@@ -38,8 +38,11 @@ class MatrixUpdate(NamedTuple):
     of_columns: bool
 
     @classmethod
-    def make(cls, low_rank: LowRank, scale: float, is_embedding: bool) -> "MatrixUpdate":
-        """Scale an adapter's product; is_embedding: the rows are those of a."""
+    def make(cls, low_rank: LowRankMatrices, scale: float, is_embedding: bool) -> "MatrixUpdate":
+        """Build the change for an adapter's scale.
+
+        is_embedding: A and B are exchanged, because rows of A belong to tokens.
+        """
         a, b, magnitude = dequantize(low_rank.a), dequantize(low_rank.b), low_rank.magnitude
         a, b = (b.T, a) if is_embedding else (a, b)
         a = np.float32(scale * low_rank.factor) * a.reshape(-1, *a.shape[-2:])
@@ -50,21 +53,21 @@ class MatrixUpdate(NamedTuple):
 
 
 class MergedTensor:
-    """A SourceTensor with adapters merged into it, float32.
+    """A source's tensor, float32, with adapters merged into it.
 
-    A DoRA adapter gives the rows of W + scale B A, or its columns, new lengths; their norms are those of W without
-    other adapters, as by PEFT.
+    DoRA sets the lengths of the rows or columns of W + scale B A. As in PEFT, they are relative to the lengths in W
+    without other adapters.
     """
 
     format = BY_NAME["F32"]
 
-    def __init__(self, tensor: SourceTensor, updates: Sequence[tuple[LowRank, float]], widener: RowDequantizer):
+    def __init__(self, tensor: SourceTensor, updates: Sequence[tuple[LowRankMatrices, float]], widener: RowDequantizer):
         self._tensor, self._widener = tensor, widener
         self.name, self.shape = tensor.name, tensor.shape
         self._updates = [MatrixUpdate.make(each, scale, self.name == EMBEDDING) for each, scale in updates]
         self._norms = dict[tuple[int, int], np.ndarray]()  # of columns, by update and matrix
 
-    def rows(self, first: int, last: int) -> np.ndarray:
+    def read_rows(self, first: int, last: int) -> np.ndarray:
         merged, height = np.empty((last - first, self.shape[-1]), np.float32), self.shape[-2]
         for matrix in range(first // height, -(-last // height)):  # of a stack
             begin, end = max(first, matrix * height), min(last, (matrix + 1) * height)
@@ -72,7 +75,7 @@ class MergedTensor:
         return merged.view(np.uint8)
 
     def _merge_rows(self, matrix: int, first: int, last: int) -> np.ndarray:
-        """Return rows of one matrix, with all adapters merged one after another."""
+        """Return rows of one matrix with all adapters merged, one after another."""
         stored = self._read(first, last)
         merged = stored.copy()
         for number, update in enumerate(self._updates):
@@ -81,17 +84,19 @@ class MergedTensor:
             if update.magnitude is None:
                 continue
             if update.of_columns:
-                merged *= divide(update.magnitude[matrix], self._compute_column_norms(number, matrix))
+                merged *= compute_row_factors(update.magnitude[matrix], self._compute_column_norms(number, matrix))
             else:
-                merged *= divide(update.magnitude[first:last], compute_norms(stored + product, axis=1))[:, None]
+                merged *= compute_row_factors(update.magnitude[first:last], compute_norms(stored + product, axis=1))[
+                    :, None
+                ]
         return merged
 
     def _read(self, first: int, last: int) -> np.ndarray:
-        stored = self._widener.dequantize(self._tensor.format, self._tensor.rows(first, last), self.shape[-1])
+        stored = self._widener.dequantize(self._tensor.format, self._tensor.read_rows(first, last), self.shape[-1])
         return np.array(stored, np.float32).reshape(last - first, self.shape[-1])
 
     def _compute_column_norms(self, number: int, matrix: int) -> np.ndarray:
-        """Return the norms of a matrix's columns with one adapter added, computed once."""
+        """Return the norms of a matrix's columns with one adapter merged, computed once."""
         if (number, matrix) not in self._norms:
             update, height, squares = self._updates[number], self.shape[-2], np.zeros(self.shape[-1])
             for first in range(matrix * height, (matrix + 1) * height, ROWS_AT_ONCE):
@@ -109,30 +114,35 @@ def compute_norms(numbers: np.ndarray, axis: int) -> np.ndarray:
     return np.asarray(np.linalg.norm(numbers.astype(np.float64), axis=axis))
 
 
-def divide(magnitudes: np.ndarray, norms: np.ndarray) -> np.ndarray:
-    """Return the factors of vectors with these norms, float32; 1 for those without a magnitude or without a length."""
+def compute_row_factors(magnitudes: np.ndarray, norms: np.ndarray) -> np.ndarray:
+    """Return the factors that give vectors of these norms their magnitudes, float32.
+
+    1 for a vector without a magnitude (NaN) or with the norm 0.
+    """
     is_changed = ~np.isnan(magnitudes) & (norms > 0)
     return np.where(is_changed, magnitudes / np.where(is_changed, norms, 1), 1).astype(np.float32)
 
 
 class MergedSource:
-    """A Source with adapters merged into its tensors.
+    """A source with adapters merged into its tensors.
 
     Attributes:
-        inner: the original source.
+        inner: the source without adapters.
     """
 
     def __init__(self, inner: Source, adapters: Sequence[tuple[Adapter, float]], widener: RowDequantizer):
-        """Merge adapters with these scales. Raises ModelError if one does not fit, UnsupportedError."""
+        """Merge adapters with their scales. Raises ModelError if one does not fit, UnsupportedError."""
         tensors = {tensor.name: tensor for tensor in inner.tensors}
         arch = str(inner.metadata.get("general.architecture", ""))
-        updates = dict[str, list[tuple[LowRank, float]]]()
+        updates = dict[str, list[tuple[LowRankMatrices, float]]]()
         for adapter, scale in adapters:
             adapter.require_fit(tensors, arch)
             for name, low_rank in adapter.low_ranks.items():
                 updates.setdefault(name, []).append((low_rank, scale))
         if EMBEDDING in updates and "output.weight" not in tensors:
-            raise UnsupportedError(f"an adapter of {EMBEDDING} cannot be merged: it is also the model's output matrix")
+            raise UnsupportedError(
+                f"an adapter of {EMBEDDING} cannot be merged, because it is also the output matrix: use it with --lora"
+            )
         self.inner, self.path = inner, inner.path
         self.files = [*inner.files, *(name for adapter, _ in adapters for name in adapter.files)]
         self.parts, self.warnings, self.ignored = inner.parts, inner.warnings, inner.ignored
@@ -143,14 +153,17 @@ class MergedSource:
         ]
 
 
-def merge(source: Source, lora: Sequence[tuple[str, float]]) -> Source:
-    """Return a source with adapters merged; lora: their paths and scales. Raises ModelError, UsageError."""
+def merge_adapters(source: Source, lora: Sequence[tuple[str, float]]) -> Source:
+    """Return a source with adapters merged into it. Raises ModelError, UsageError.
+
+    lora: paths of the adapters, with their scales.
+    """
     adapters = open_adapters(lora, *describe_base(source))
     return MergedSource(source, adapters, RowDequantizer({tensor.format for tensor in source.tensors}))
 
 
 def describe_base(source: Source) -> tuple[Mapping[str, object], dict[str, SourceTensor]]:
-    """Return a base model's metadata and tensors, as `open_adapter` takes them."""
+    """Return the metadata and the tensors of a base model, as `open_adapter` takes them."""
     return source.metadata, {tensor.name: tensor for tensor in source.tensors}
 
 
@@ -158,13 +171,13 @@ def describe_base(source: Source) -> tuple[Mapping[str, object], dict[str, Sourc
 
 
 def write_adapter(adapter: Adapter, path: str | os.PathLike[str], type: str) -> int:
-    """Write an adapter as a GGUF file that llama.cpp reads; return the bytes of its matrices.
+    """Write an adapter as a GGUF file that llama.cpp reads; return the size of its matrices in bytes.
 
-    type: one of FORMATS; a matrix whose rows are no multiple of 32 is F16 in place of Q8_0. Raises UsageError,
-    ModelError, OSError.
+    type: one of FORMATS. A matrix whose row length is not a multiple of 32 becomes F16 instead of Q8_0. Raises
+    UsageError, ModelError, OSError.
     """
     if type not in FORMATS:
-        raise UsageError(f"the type of an adapter must be {', '.join(FORMATS)}, not {printable(type)}")
+        raise UsageError(f"the type of an adapter must be {', '.join(FORMATS)} (found {printable(type)})")
     refuse_dora(adapter)
     alphas = {each.factor * each.rank for each in adapter.low_ranks.values()}
     alpha = alphas.pop() if len(alphas) == 1 else None
@@ -183,7 +196,7 @@ def write_adapter(adapter: Adapter, path: str | os.PathLike[str], type: str) -> 
 
 
 def encode_matrix(tensor: Tensor, scale: float, type: str) -> OutputTensor:
-    """Return a matrix in another format, multiplied by a scale."""
+    """Encode a matrix, multiplied by a scale, in another format."""
     name = "F16" if type == "Q8_0" and tensor.shape[-1] % 32 else type
     numbers = (np.float32(scale) * dequantize(tensor)).reshape(prod(tensor.shape[:-1]), -1)
     return OutputTensor(tensor.name, BY_NAME[name], tensor.shape, [encode(name, np.ascontiguousarray(numbers))])

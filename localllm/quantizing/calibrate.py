@@ -30,7 +30,7 @@ from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf.file import GGUFFile, Tensor
 from localllm.files.gguf.header import printable
 from localllm.files.gguf.metadata import Irregularities, Metadata
-from localllm.files.gguf.tensor_source import GGUFSource, Source, SourceTensor, count_rows
+from localllm.files.gguf.tensor_source import GGUFModelSource, Source, SourceTensor, count_rows
 from localllm.files.gguf.writer import pack_value
 from localllm.files.text_file import read_text
 from localllm.kernels.dequantize_rows import RowDequantizer
@@ -74,12 +74,12 @@ SAMPLE_TEXTS = (
 
 
 def view_as_gguf(source: Source) -> GGUFFile:
-    """View a source as a GGUF file; for a checkpoint, load vectors and replace matrices by zeros."""
+    """Return a source as a GGUF file in memory. Of a checkpoint, only vectors are loaded; matrices are zeros."""
     if isinstance(source, FoldedSource):
         file = view_as_gguf(source.inner)
         vectors = {name: load_vector(tensor) for name, tensor in source.folded.items() if len(tensor.shape) == 1}
         return UnwrittenFile(source.path, source.metadata, {**file.tensors, **vectors})
-    if isinstance(source, GGUFSource):
+    if isinstance(source, GGUFModelSource):
         return source.file
     tensors = {}
     for tensor in source.tensors:
@@ -93,11 +93,11 @@ def view_as_gguf(source: Source) -> GGUFFile:
 
 
 def load_vector(tensor: SourceTensor) -> Tensor:
-    return Tensor(tensor.name, tensor.format, tensor.shape, tensor.rows(0, 1).reshape(-1))
+    return Tensor(tensor.name, tensor.format, tensor.shape, tensor.read_rows(0, 1).reshape(-1))
 
 
 class UnwrittenFile(GGUFFile):
-    """A file's metadata and tensors before it is written."""
+    """The metadata and tensors of a GGUF file that does not exist on disk."""
 
     def __init__(self, path: str, metadata: Mapping[str, object], tensors: dict[str, Tensor]):
         self.path, self.metadata, self.tensors = path, Metadata(metadata), tensors
@@ -106,15 +106,18 @@ class UnwrittenFile(GGUFFile):
 
 
 class Calibration:
-    """The documents, the model and the plan that determine how matrices are encoded.
+    """The documents and the model by which a plan's matrices are encoded.
 
     Attributes:
-        jobs: the plan's, by tensor name.  chunks: token ids.
-        key: identifies the procedure and its inputs, to resume.
+        jobs: the plan's jobs, by tensor name.  chunks: token ids of the documents.
+        key: identifies the procedure and its inputs, so that an interrupted run can resume.
     """
 
     def __init__(self, plan: QuantizePlan, texts: Sequence[str]):
-        """Tokenize the documents and find the architecture. Raises ModelError, UsageError."""
+        """Tokenize the documents and read the model's architecture. Raises ModelError, UsageError.
+
+        texts: paths of documents; none for the built-in ones.
+        """
         lower_mmap_threshold(FREED_BYTES)
         self._file, self.jobs = view_as_gguf(plan.source), {job.tensor.name: job for job in plan.jobs}
         self._model, self._hyperparameters = load_architecture(self._file)
@@ -133,13 +136,13 @@ class Calibration:
         self._metadata = {name: pack_value(value) for name, value in metadata.items()}
 
     def copy_for_plan(self, plan: QuantizePlan) -> "Calibration":
-        """Copy this calibration for another plan of the same model."""
+        """Return a calibration with the same documents for another plan of the same model."""
         copied = copy(self)
         copied._file, copied.jobs = view_as_gguf(plan.source), {job.tensor.name: job for job in plan.jobs}
         return copied
 
     def add_metadata(self, plan: QuantizePlan) -> QuantizePlan:
-        """Add a description of the calibration to the metadata of the plan's first file."""
+        """Return the plan with a description of the calibration in the metadata of its first file."""
         (metadata, jobs), *other_files = plan.files
         return replace(plan, files=[({**metadata, **self._metadata}, jobs), *other_files])
 
@@ -149,7 +152,7 @@ class Calibration:
         return [self.chunks[place][:tokens] for place in places]
 
     def find_folds(self) -> list[ScaleFold]:
-        """Find where scales can be folded into the model without changing its outputs."""
+        """Find where scales can be moved between tensors without changing the model's outputs."""
         h = self._hyperparameters
         if h.encode:
             return []
@@ -158,12 +161,12 @@ class Calibration:
         return find_folds(traced.operations, self._file.tensors, OUTPUT_NAMES if h.mtp_layers else (EMBEDDING,))
 
     def list_encoded_jobs(self) -> list[TensorJob]:
-        """List the matrices that `run` encodes: those that are multiplied, not only looked up."""
+        """List the matrices that `run` encodes: those that multiply activations."""
         multiplied = self._analyze(self.chunks)[0].multiplied
         return [job for name, job in self.jobs.items() if is_calibrated(job) and name in multiplied]
 
     def run(self, results: ArrayLog, widener: RowDequantizer, threads: int, on_progress: OnProgress) -> None:
-        """Encode the matrices that `results` lacks. Raises ModelError for inputs that are not finite."""
+        """Encode the matrices that `results` lacks. Raises ModelError if an input is not finite."""
         matrices = CalibratedMatrices(self.jobs, results, widener, threads, on_progress)
         self.forward(matrices, self.chunks, threads)
 
@@ -176,7 +179,7 @@ class Calibration:
     ) -> BatchedActivations | None:
         """Run the model over chunks with these matrices; return the logits of all tokens.
 
-        Return None if the matrices stopped the run.
+        None if the matrices stopped the run. past: results of an earlier run to reuse or to record.
         """
         last, shared = self._analyze(chunks)
         builder: Any = LayerwiseRunner(chunks, shared, matrices, threads, last, past)
@@ -196,7 +199,7 @@ class Calibration:
         threads: int,
         past: RecordedActivations | None = None,
     ) -> BatchedActivations:
-        """Run like `forward`, with matrices that never stop the run."""
+        """Return the logits of all tokens, as `forward` does with matrices that never stop the run."""
         logits = self.forward(matrices, chunks, threads, past)
         assert logits is not None
         return logits
@@ -207,20 +210,20 @@ class Calibration:
         return plan_reuse(*self._analyze(chunks), groups)
 
     def _analyze(self, chunks: Sequence[np.ndarray]) -> tuple[LastUseRecorder, set[object]]:
-        """Record the model's verbs, and find the states whose keys and values several layers read."""
+        """Trace the model's verbs; return them with the states whose keys and values several layers read."""
         last, weights, context = LastUseRecorder(), Weights(self._file.tensors), max(map(len, chunks))
         traced = trace_model(self._file, last.record(self._model.forward), weights, self._hyperparameters, context)
         return last, find_shared_states(traced.operations)
 
 
 def find_shared_states(operations: Sequence[Operation]) -> set[object]:
-    """Find the states whose keys and values several layers read."""
+    """Return the states whose keys and values several layers read."""
     states = [operation.state for operation in operations if isinstance(operation, Attend)]
     return {state for state in states if states.count(state) > 1}
 
 
 class CalibratedMatrices(OriginalWeights):
-    """Matrices that are encoded as soon as their inputs are known."""
+    """The model's matrices, each encoded as soon as its inputs are known."""
 
     def __init__(
         self,
@@ -236,7 +239,7 @@ class CalibratedMatrices(OriginalWeights):
         self._shared: object = None  # the activation whose moments are in self._moments
 
     def read_rows(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
-        """Return embedding rows as in the new file, but unencoded if the matrix is also the output matrix."""
+        """Return embedding rows as in the new file, but unencoded if the embedding is also the output matrix."""
         rows, job = super().read_rows(weight, ids), self.jobs[weight.name]
         is_encoded = is_calibrated(job) and not job.makes_logits
         return dequantize(job.format.name, encode(job.format.name, rows)) if is_encoded else rows
@@ -253,11 +256,11 @@ class CalibratedMatrices(OriginalWeights):
         return self.build_matrix_rows(weight, lambda first, end: self._read_current_rows(job, first, end))
 
     def _encode(self, job: TensorJob, inputs: MatrixInputs) -> None:
-        """Encode a matrix, or each matrix of a stack, by its inputs."""
+        """Encode a matrix, or each matrix of a stack, by its inputs, and store the result."""
         (rows, columns), pieces = (1, *job.tensor.shape)[-2:], []
         for n in range(count_rows(job.tensor.shape) // rows):
             if inputs.shared is None or inputs.shared is not self._shared:
-                self._moments = self._measure_hessian(job.tensor.name, list(inputs.of(n)), columns)
+                self._moments = self._measure_hessian(job.tensor.name, list(inputs.iterate(n)), columns)
                 self._shared = inputs.shared
             feedback = self._moments.build_encoder(job.format.name, self.sample_rows(job.tensor, n, SAMPLE_ROWS))
             pieces += [feedback.encode(job.format.name, weights) for weights in self.iterate_rows(job.tensor, n)]
@@ -270,7 +273,7 @@ class CalibratedMatrices(OriginalWeights):
         return moments
 
     def _read_current_rows(self, job: TensorJob, first: int, end: int) -> np.ndarray:
-        """Read rows of a tensor, encoded ones if there are any, float32; valid until this thread's next call."""
+        """Read rows of a tensor, encoded if they are already; float32, valid until this thread's next call."""
         tensor, width = job.tensor, job.format.row_bytes(job.tensor.shape[-1])
         if tensor.name not in self._results:
             return self.read(tensor, first, end)
@@ -279,7 +282,7 @@ class CalibratedMatrices(OriginalWeights):
 
 
 def is_calibrated(job: TensorJob) -> bool:
-    """Return whether a matrix is encoded by its inputs, because its format changes to a block format."""
+    """Return whether a matrix is encoded by its inputs: its format changes to a block format."""
     return not job.is_copied and job.format.block > 1
 
 
@@ -287,9 +290,9 @@ def is_calibrated(job: TensorJob) -> bool:
 
 
 def load_chunks(tokenizer: Tokenizer, texts: Sequence[str], context: int) -> list[np.ndarray]:
-    """Tokenize files in chunks of at most `context` tokens; without files, the built-in mixture.
+    """Tokenize documents into chunks of at most `context` tokens. Raises UsageError.
 
-    If there are more than CHUNKS chunks, evenly spaced ones are used. Raises UsageError.
+    texts: paths; none for the built-in documents. Of more than MAX_CHUNKS chunks, evenly spaced ones are used.
     """
     size = min(CHUNK_TOKENS, context)
     chunks: list[np.ndarray] = []
@@ -301,7 +304,7 @@ def load_chunks(tokenizer: Tokenizer, texts: Sequence[str], context: int) -> lis
             if texts:
                 raise UsageError(f"{name}: {error}") from None
     if not chunks:
-        raise UsageError(f"every document has fewer than {size} tokens")
+        raise UsageError(f"at least one document must have {size} tokens or more")
     places = np.unique(np.linspace(0, len(chunks) - 1, min(len(chunks), MAX_CHUNKS)).round().astype(int))
     return [chunks[place] for place in places]
 

@@ -1,7 +1,7 @@
-"""Compute importance matrices: sums of squares of each matrix's inputs (`localllm imatrix`).
+"""Compute importance matrices: sums of squared inputs of each matrix (`localllm imatrix`).
 
 Documents are processed in chunks, as in llama-imatrix. Every SAVE_EVERY seconds the sums are written to a file next to
-the output; an interrupted run resumes from there and gives the same bytes.
+the output, so that an interrupted run resumes and gives the same bytes.
 """
 
 import hashlib
@@ -39,12 +39,15 @@ LAYER_PREFIX = "blk."  # prefix of a layer's tensors, after "enc." in an encoder
 
 
 def merge_files(paths: Sequence[str | os.PathLike[str]]) -> ImportanceMatrix:
-    """Merge several files. Raises ModelError, and UsageError if they do not fit together."""
+    """Merge the importance matrices in several files.
+
+    Raises ModelError, and UsageError if they are of different models.
+    """
     return reduce(ImportanceMatrix.merge, map(read_imatrix, paths))
 
 
 def get_default_chunk_size(path: str | os.PathLike[str]) -> int:
-    """Return the default tokens of a chunk: 512, or an embedding model's context if shorter.
+    """Return the default number of tokens per chunk: 512, or an embedding model's context if that is shorter.
 
     Raises ModelError.
     """
@@ -54,7 +57,7 @@ def get_default_chunk_size(path: str | os.PathLike[str]) -> int:
 
 
 def is_collected(name: str) -> bool:
-    """Return whether a matrix gets an entry.
+    """Return whether a matrix gets an entry in the file.
 
     Matrices in layers always do, as in llama-imatrix; others do if they are quantized.
     """
@@ -62,10 +65,10 @@ def is_collected(name: str) -> bool:
 
 
 class DecoderCollector:
-    """Collects the sums of a model that generates text."""
+    """Sums the squared inputs of a model that generates text."""
 
     def __init__(self, path: str | os.PathLike[str], options: EngineOptions):
-        """Open the model. Raises the errors of api.open_model; UnsupportedError for a model with an encoder."""
+        """Open the model. Raises the errors of api.open_model, and UnsupportedError for a model with an encoder."""
         self._observer = Observer()
         with GGUFFile.open(path) as file:
             h = load_architecture(file)[1]
@@ -80,9 +83,9 @@ class DecoderCollector:
         self.tensors = [*self._model.file.tensors.values()]
 
     def read(self, ids: Sequence[int], makes_logits: bool) -> dict[str, SquaredActivations]:
-        """Run a chunk, and return the sums of its matrices' inputs.
+        """Run a chunk and return the sums of its matrices' squared inputs.
 
-        makes_logits: compute the logits of all tokens.
+        makes_logits: compute the logits of all tokens, so that the output matrix gets sums, too.
         """
         discard_sums(self._observer)
         self._sequence.truncate(0)
@@ -94,9 +97,9 @@ class DecoderCollector:
 
 
 class EncoderCollector:
-    """Collects the sums of a model for embeddings or scores.
+    """Sums the squared inputs of a model for embeddings or scores.
 
-    Matrices after pooling get one row for each chunk. A reranker's head runs separately, because its pooling reads only
+    Matrices after pooling get one row per chunk. The head of a reranker runs separately, because its pooling reads only
     some rows of the last layer.
     """
 
@@ -106,7 +109,7 @@ class EncoderCollector:
         h = load_architecture(file)[1]
         context = h.context
         if options.context is not None and options.context > context:
-            raise UsageError(f"context must be {context} or below for this model, not {options.context}")
+            raise UsageError(f"context must be at most {context} for this model (found {options.context})")
         self.path, self.files, self.tensors = file.path, list(file.parts), [*file.tensors.values()]
         self.tokenizer = Tokenizer.from_metadata(file.metadata)
         self._observers = {pooling: Observer() for pooling in ("mean", *([RANK] if h.pooling == RANK else []))}
@@ -130,12 +133,15 @@ class EncoderCollector:
 
 
 def discard_sums(observer: Observer) -> None:
-    observer.take(), observer.pop_counts()  # the sums of an interrupted chunk
+    observer.pop_sums(), observer.pop_counts()  # the sums of an interrupted chunk
 
 
 def pop_squares(observer: Observer, rows: Callable[[str], int]) -> dict[str, SquaredActivations]:
-    """Return and reset the sums of all matrices; rows: number of input rows of a matrix outside mixtures."""
-    squares, counts = observer.take(), observer.pop_counts()
+    """Return the sums of all matrices and reset them.
+
+    rows: returns the number of input rows of a matrix outside a mixture of experts.
+    """
+    squares, counts = observer.pop_sums(), observer.pop_counts()
     return {
         name: SquaredActivations(
             sums.reshape(-1, sums.shape[-1]),
@@ -146,10 +152,10 @@ def pop_squares(observer: Observer, rows: Callable[[str], int]) -> dict[str, Squ
 
 
 class ImportanceCollector:
-    """Collects an importance matrix from documents. Use it in a `with` statement.
+    """Computes an importance matrix from documents, in a `with` block.
 
     Attributes:
-        total: number of chunks.  done: number of finished chunks, including those of earlier runs.
+        total: number of chunks.  done: chunks that are finished, including those of earlier runs.
         warnings: lines for the user.
     """
 
@@ -165,10 +171,11 @@ class ImportanceCollector:
         threads: int | None = None,
         progress: Progress | None = None,
     ):
-        """Prepare to process `texts` in chunks of `size` tokens, at most `limit` chunks, for the file `out`.
+        """Tokenize the documents and open the model. Raises the errors of api.open_model and read_text.
 
-        special: parse control tokens such as <|im_end|> in the documents; output: collect for the output matrix too;
-        progress(done, total) is called while kernels are compiled. Raises the errors of api.open_model and read_text.
+        texts, out: paths of the documents and of the file. size: tokens per chunk. limit: maximum number of chunks.
+        special: parse control tokens such as <|im_end|> in the documents. output: collect for the output matrix, too.
+        progress(done, total): called while kernels are compiled.
         """
         self._part = Path(f"{os.fsdecode(out)}.part")
         for target in (out, self._part):
@@ -198,7 +205,7 @@ class ImportanceCollector:
         return self._matrix.chunks
 
     def _resume(self) -> None:
-        """Load the sums that an interrupted run for the same matrix has written."""
+        """Load the sums that an interrupted run for the same matrix has saved."""
         try:
             saved = read_imatrix(self._part)
         except (ModelError, UsageError):
@@ -207,7 +214,7 @@ class ImportanceCollector:
             self._matrix = replace(self._matrix, squares=saved.squares, chunks=saved.chunks)
 
     def read(self) -> Iterator[int]:
-        """Process the remaining chunks; yield the number of finished ones. Save the sums when interrupted."""
+        """Process the remaining chunks and yield the number of finished ones; an interruption saves the sums."""
         saved = self.done, monotonic()
         try:
             for chunk in self._chunks[self.done :]:
@@ -222,7 +229,7 @@ class ImportanceCollector:
                 write_imatrix(self._part, self._matrix)
 
     def _sum_squares(self, chunk: np.ndarray) -> dict[str, SquaredActivations]:
-        """Sum the squares of the matrices' inputs over one chunk. Raises ModelError if they are not finite."""
+        """Sum the squared inputs of all matrices over a chunk. Raises ModelError if they are not finite."""
         squares = self._model.read(add_bos(chunk, self._tokenizer), self._output)
         for name, sums in squares.items():
             if not np.isfinite(sums.sums).all():
@@ -230,13 +237,13 @@ class ImportanceCollector:
         return {name: sums for name, sums in squares.items() if self._output or is_collected(name)}
 
     def compute_matrix(self) -> ImportanceMatrix:
-        """Return the importance matrix. Raises UsageError if no chunk has been processed."""
+        """Return the importance matrix. Raises UsageError if no chunk is finished."""
         if not self.done:
-            raise UsageError("no chunk has been read yet")
+            raise UsageError("no chunk has been processed yet: at least one is needed for an importance matrix")
         return replace(self._matrix, run="")
 
     def remove_part(self) -> None:
-        """Remove the file of an interrupted run, once the matrix itself is written."""
+        """Remove the file of saved sums, once the importance matrix is written."""
         self._part.unlink(missing_ok=True)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Run documents through a model layer by layer, exposing each matrix's inputs before it is applied.
+"""Run documents through a model layer by layer, exposing the inputs of each matrix before it is applied.
 
-A builder of verbs (localllm.arch.verbs) that runs each verb for all documents before the next one, in NumPy
-(localllm.kernels.reference). A matrix can be replaced after its inputs are known and before its outputs are computed,
-and memory holds the activations of one layer only. It works for every architecture.
+The runner is a builder of verbs (localllm.arch.verbs) that runs each verb for all documents before the next one, in
+NumPy (localllm.kernels.reference). A matrix can be replaced after its inputs are known and before its outputs are
+computed, and memory holds the activations of one layer only. It works for every architecture.
 """
 
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
@@ -31,22 +31,24 @@ PRODUCTS = ("linear", "head_linear", "expert_linear")
 
 
 class BatchedActivations(list[Any]):
-    """An activation, or another value, for each document; None after it was read for the last time."""
+    """An activation, or another value, of each document; None once it has been read for the last time."""
 
 
 SKIPPED = BatchedActivations([None])  # a result that is never read
 
 
 class StopCalibrationError(Exception):
-    """Raised when the inputs of the last matrix are known and the logits are not needed."""
+    """The inputs of the last matrix are known and the logits are not needed, so the run ends."""
 
 
 class MatrixReader(Protocol):
+    """Gives the runner the matrices that it applies, and learns their inputs."""
+
     def read_rows(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
         """Return rows of an embedding matrix, float32 [ids, columns]."""
 
     def resolve(self, weight: Weight, inputs: "MatrixInputs") -> "MatrixRows":
-        """Return the matrix or stack that multiplies `inputs`. Raises StopCalibrationError."""
+        """Return the matrix or stack that multiplies `inputs`. Raises StopCalibrationError to end the run."""
 
 
 class MatrixRows(NamedTuple):
@@ -54,14 +56,15 @@ class MatrixRows(NamedTuple):
 
     Attributes:
         shape: [rows, columns], or [matrices, rows, columns].
-        of: (n, first, end) to rows of matrix n, float32 [rows, columns], valid until this thread's next call.
+        read_range: returns rows first to end - 1 of matrix n, given (n, first, end); float32 [rows, columns], valid
+            until this thread's next call.
     """
 
     shape: tuple[int, ...]
-    of: Callable[[int, int, int], np.ndarray]
+    read_range: Callable[[int, int, int], np.ndarray]
 
     def list_row_ranges(self) -> Iterator[tuple[int, int, int]]:
-        """Divide the matrices into (n, first, end), each small enough for a core's cache, several per matrix."""
+        """Yield ranges (n, first, end) of rows, several per matrix, each small enough for a core's cache."""
         stack, rows = (1, *self.shape)[-3:-1]
         step = max(min(RANGE_WEIGHTS // self.shape[-1], -(-rows // MATRIX_RANGES)), 1)
         return ((n, first, min(first + step, rows)) for n in range(stack) for first in range(0, rows, step))
@@ -72,7 +75,7 @@ class MatrixRows(NamedTuple):
 
         def put(place: tuple[int, int, int]) -> None:
             n, first, end = place
-            by_matrix[n, first:end] = self.of(n, first, end)
+            by_matrix[n, first:end] = self.read_range(n, first, end)
 
         list(pool.map(put, self.list_row_ranges()))
         return out
@@ -81,16 +84,21 @@ class MatrixRows(NamedTuple):
 class MatrixInputs:
     """The inputs of a matrix, or of each matrix of a stack.
 
-    of(n): the inputs of matrix n, float32 [rows, columns] for each document.
+    Attributes:
+        iterate: takes the index of a matrix; yields its inputs in each document, float32 [rows, columns].
+        shared: see __init__.
     """
 
-    def __init__(self, of: Callable[[int], Iterator[np.ndarray]], shared: BatchedActivations | None = None):
-        """Wrap the inputs; shared: the activation, if every matrix that it is an input of reads all of it."""
-        self.of, self.shared = of, shared
+    def __init__(self, iterate: Callable[[int], Iterator[np.ndarray]], shared: BatchedActivations | None = None):
+        """Wrap the inputs.
+
+        shared: the activation, if every matrix that reads it reads all of it, otherwise None.
+        """
+        self.iterate, self.shared = iterate, shared
 
 
 class LastUseRecorder:
-    """A builder that counts verbs and forwards them to a recorder, to find when activations can be freed.
+    """A builder that counts verbs while it forwards them to a recorder, to find when activations can be freed.
 
     Attributes:
         verbs: names of the verbs that return an activation, in order.
@@ -104,7 +112,7 @@ class LastUseRecorder:
         self._met = dict[str, int]()  # index of the first verb per weight
 
     def record(self, forward: Callable[..., Activation]) -> Callable[..., Activation]:
-        """Wrap an architecture's `forward` so that its verbs are counted."""
+        """Return an architecture's `forward` wrapped so that its verbs are counted."""
 
         def record_forward(recorder: object, *arguments: object) -> Activation:
             self._recorder = recorder
@@ -135,7 +143,7 @@ class LastUseRecorder:
         return result
 
     def list_last_arguments(self) -> list[set[object]]:
-        """Return for each verb the arguments (indices or names) that it is the last to read."""
+        """Return for each verb the arguments (positions or names) that no later verb reads."""
         arguments_read: list[set[object]] = [set() for _ in self.verbs]
         for number, place in self._last.values():
             arguments_read[number].add(place)
@@ -152,10 +160,10 @@ class LastUseRecorder:
 
 @dataclass
 class RecordedActivations:
-    """Results of verbs for later runs over the same documents with some matrices replaced.
+    """Results of verbs, recorded for later runs over the same documents with some matrices replaced.
 
     Attributes:
-        wanted: indices of the verbs whose results are recorded.  made: the results.
+        wanted: indices of the verbs whose results are recorded.  made: the results, by index.
         first: index of the first verb that is computed; results of earlier ones are taken from `made`.
     """
 
@@ -167,9 +175,9 @@ class RecordedActivations:
 def plan_reuse(
     last: LastUseRecorder, shared: Container[object], groups: Sequence[Collection[str]]
 ) -> tuple[RecordedActivations, list[RecordedActivations]]:
-    """Prepare a run that records results, and one run per group of replaced matrices that reuses them.
+    """Prepare a run that records results, and for each group of replaced matrices a run that reuses them.
 
-    groups: the names of matrices. Everything is computed again where verbs read keys and values that earlier verbs
+    groups: names of matrices. Everything is computed again if verbs read keys and values that earlier verbs have
     stored.
     """
     is_alone = not shared and "write_kv" not in last.verbs
@@ -179,7 +187,7 @@ def plan_reuse(
 
 
 class StreamingKvStore(ReferenceCache):
-    """A sequence's keys and values of the current layer, and those that several layers share."""
+    """The keys and values of the current layer, and those that several layers share."""
 
     def __init__(self, shared: Container[object]):
         """Keep the keys and values of the states in `shared` until the end."""
@@ -195,6 +203,8 @@ class StreamingKvStore(ReferenceCache):
 
 
 class LayerwiseRunner:
+    """A builder of verbs that runs each verb at once, for all documents."""
+
     reveals = False
 
     def __init__(
@@ -206,10 +216,11 @@ class LayerwiseRunner:
         last: LastUseRecorder | None = None,
         past: RecordedActivations | None = None,
     ):
-        """Prepare documents, int [tokens] each; shared: states whose keys and values several layers read.
+        """Prepare documents, int [tokens] each.
 
-        last: recorded from the same architecture, determines when each activation is freed; None frees none. past:
-        results of an earlier run over the same documents to reuse, or the object that records this run's.
+        shared: states whose keys and values several layers read. last: recorded from the same architecture, to free
+        activations; None frees none. past: results of an earlier run over the same documents to reuse, or the object
+        that records this run's.
         """
         context = max(map(len, texts))
         self._matrices, self._loaded = matrices, dict[tuple[str, int], np.ndarray]()
@@ -244,23 +255,26 @@ class LayerwiseRunner:
     def _run_each(
         self, ended: Sequence[BatchedActivations], verb: str, *arguments: object, **named: object
     ) -> BatchedActivations:
-        """Run a verb document by document; ended: arguments that are freed afterwards."""
+        """Run a verb document by document.
 
-        def run_text(n: int) -> object:
-            own_parts = [select_text(x, n) for x in arguments]
+        ended: arguments to free afterwards.
+        """
+
+        def run_document(n: int) -> object:
+            own_parts = [select_document(x, n) for x in arguments]
             result = getattr(self._references[n], verb)(
-                *own_parts, **{name: select_text(x, n) for name, x in named.items()}
+                *own_parts, **{name: select_document(x, n) for name, x in named.items()}
             )
             for parts in ended:
                 parts[n] = None
             return result
 
-        return BatchedActivations(self._pool.map(run_text, range(len(self._references))))
+        return BatchedActivations(self._pool.map(run_document, range(len(self._references))))
 
     def _find_ended(
         self, number: int, verb: str, arguments: Sequence[object], named: Mapping[str, object]
     ) -> list[BatchedActivations]:
-        """Return the arguments that this verb is the last to read."""
+        """Return the arguments that no later verb reads."""
         if self._last is None:
             return []
         recorded, places = self._last.verbs[number], self._places[number]
@@ -272,7 +286,7 @@ class LayerwiseRunner:
         ]
 
     def embed_inputs(self, embedded: Callable[[], BatchedActivations], parts: int = 1) -> BatchedActivations:
-        """Embed the documents, which have no images."""
+        """Return the embeddings of the tokens; documents have no images."""
         return embedded()
 
     def add_deepstack(self, x: BatchedActivations, part: int) -> BatchedActivations:
@@ -282,7 +296,7 @@ class LayerwiseRunner:
         return x
 
     def ignore(self, *weights: Weight | None) -> None:
-        """Accept weights that are in the file but not needed."""
+        """Accept weights that are in the file but have no effect."""
 
     def select_by_context(self, short: Weight, long: Weight, original: int) -> Weight:
         return self._references[0].select_by_context(short, long, original)
@@ -293,9 +307,9 @@ class LayerwiseRunner:
         return BatchedActivations(self._matrices.read_rows(weight, each) for each in ids)
 
     def _linear(self, ended: Sequence[BatchedActivations], x: BatchedActivations, weight: Weight) -> BatchedActivations:
-        """Multiply the activations `x` of all documents by the matrix, one range of its rows after another.
+        """Multiply the activations of all documents by a matrix, one range of its rows after another.
 
-        Each range is dequantized once. ended: arguments that are freed afterwards.
+        Each range is dequantized once. ended: arguments to free afterwards.
         """
         met = self._matrices.resolve(weight, MatrixInputs(lambda n: iter(x), x))
         lengths = [len(part) for part in x]
@@ -304,7 +318,7 @@ class LayerwiseRunner:
 
         def multiply(place: tuple[int, int, int]) -> None:
             n, first, end = place
-            rows = met.of(n, first, end)
+            rows = met.read_range(n, first, end)
             for part, y in zip(parts, outputs, strict=True):
                 y[:, first:end] = part @ rows.T
 
@@ -346,7 +360,7 @@ class LayerwiseRunner:
         self._pool.shutdown()
 
 
-def select_text(x: Any, n: int) -> Any:
+def select_document(x: Any, n: int) -> Any:
     if isinstance(x, BatchedActivations):
         return x[n]
     selected = getattr(x, "chosen", None)  # the selected keys of Scores

@@ -29,20 +29,20 @@ BOOLS = {"true": True, "false": False}
 
 @frozen
 class MetadataEdits:
-    """Changes of metadata, and lines that describe them."""
+    """Changes of metadata, and warnings about them."""
 
     values: Mapping[str, PackedValue]
     removed: Sequence[str] = ()
     warnings: Sequence[str] = ()  # errors with --strict
 
     def apply(self, packed: Mapping[str, object]) -> dict[str, object]:
-        """Return the metadata with the changes; keys keep their order, and new ones come last."""
+        """Return the changed metadata: old keys in their order, then new ones."""
         return {key: self.values.get(key, value) for key, value in packed.items() if key not in self.removed} | {
             key: value for key, value in self.values.items() if key not in packed
         }
 
     def format_lines(self, packed: Mapping[str, bytes | np.ndarray]) -> list[str]:
-        """Describe each change on one line, with the old value and the new one."""
+        """Describe each change in one line with the old and the new value."""
         old_values = {key: format_packed(packed[key]) for key in (*self.values, *self.removed) if key in packed}
         return [
             f"{key}: {old_values.get(key, '(none)')} -> {format_packed(value)}" for key, value in self.values.items()
@@ -57,7 +57,8 @@ def resolve_edits(
 ) -> MetadataEdits:
     """Parse the user's changes of this metadata. Raises UsageError, LocalllmError.
 
-    settings: from --set-metadata. removals: from --remove-metadata, keys or patterns with *. template: a file's path.
+    settings: of --set-metadata. removals: of --remove-metadata, keys or patterns with *. template: path of a chat
+    template.
     """
     values = {key: value for key, value in (parse_setting(text, packed) for text in settings)}
     warnings, removed = [], []
@@ -68,7 +69,7 @@ def resolve_edits(
         removed += keys
     for key in removed:
         if key in (ARCHITECTURE, *SPLIT_KEYS):
-            raise UsageError(f"--remove-metadata {key}: a model needs this key")
+            raise UsageError(f"--remove-metadata {key}: this key cannot be removed, because every model needs it")
         if key in values:
             raise UsageError(f"{printable(key)}: give either --set-metadata or --remove-metadata")
     if template is not None:
@@ -79,7 +80,7 @@ def resolve_edits(
 
 
 def check_template(text: str, path: str) -> list[str]:
-    """Return a warning if a chat template does not parse."""
+    """Return a warning if a chat template cannot be parsed."""
     from localllm.text.templates import ChatTemplate  # importing Jinja takes 40 ms
 
     try:
@@ -92,7 +93,7 @@ def check_template(text: str, path: str) -> list[str]:
 def parse_setting(text: str, packed: Mapping[str, object]) -> tuple[str, PackedValue]:
     """Parse KEY=VALUE or KEY=TYPE:VALUE. Raises UsageError.
 
-    Without TYPE, an existing key keeps its type; a new key gets the type of the JSON value, or else string.
+    Without TYPE, an existing key keeps its type; a new key gets the type of its JSON value, otherwise string.
     """
     key, separator, text_value = text.partition("=")
     if not separator:
@@ -119,7 +120,7 @@ def parse_like(packed: bytes, text: str) -> object:
 
 
 def get_type_name(kind: int) -> str:
-    """Return the name of a packed value's GGUF type. Raises ValueError for arrays of arrays."""
+    """Return the name of a GGUF value type, such as u32. Raises ValueError for arrays."""
     if kind == STRING:
         return "str"
     if kind not in SCALARS:
@@ -129,7 +130,7 @@ def get_type_name(kind: int) -> str:
 
 
 def parse_typed(name: str, is_array: bool, text: str) -> object:
-    """Parse a value, or an array as JSON or separated by commas. Raises ValueError."""
+    """Parse a value of this type; an array as JSON, or separated by commas. Raises ValueError."""
     if not is_array:
         return text if name == "str" else parse_scalar(name, text.strip())
     items = split_array(text)
@@ -139,7 +140,7 @@ def parse_typed(name: str, is_array: bool, text: str) -> object:
 
 
 def split_array(text: str) -> list[str | float]:
-    """Split a JSON array, or items separated by commas. Raises ValueError."""
+    """Split a JSON array, or values separated by commas. Raises ValueError."""
     if text.lstrip().startswith("["):
         items = json.loads(text)
         if any(isinstance(item, list | dict) or item is None for item in items):
@@ -152,35 +153,32 @@ def parse_scalar(name: str, text: str) -> object:
     """Parse a number or bool within the range of its type. Raises ValueError."""
     if name == "bool":
         if text.lower() not in BOOLS:
-            raise ValueError(f"expected true or false, not {text}")
+            raise ValueError(f"the value must be true or false (found {text})")
         return np.bool_(BOOLS[text.lower()])
     if name in ("float", "f32", "f64"):
-        number = parse_as(float, text, "a number")
+        number = convert_number(float, text, "a number")
         if not math.isfinite(number):
-            raise ValueError(f"{number} is not a number")
+            raise ValueError(f"the value must be a number (found {number})")
         return number if name == "float" else np.dtype(DTYPES[name]).type(number)
-    parsed = parse_as(int, text, "a whole number")
+    parsed = convert_number(int, text, "a whole number")
     if name == "int":
         return parsed
     dtype = np.dtype(DTYPES[name])
     if not np.iinfo(dtype).min <= parsed <= np.iinfo(dtype).max:
-        raise ValueError(f"{parsed} does not fit {name}")
+        raise ValueError(f"the value {parsed} must be in the range of {name}")
     return dtype.type(parsed)
 
 
-def parse_as(kind: Callable[[str], Number], text: str, expected: str) -> Number:
-    """Parse a string by a conversion function. Raises ValueError, which names the expected form."""
+def convert_number(kind: Callable[[str], Number], text: str, expected: str) -> Number:
+    """Convert a string by `kind`. Raises ValueError that names the expected form."""
     try:
         return kind(text)
     except ValueError:
-        raise ValueError(f"expected {expected}, not {text}") from None
+        raise ValueError(f"the value must be {expected} (found {text})") from None
 
 
 def parse_new_value(text: str) -> object:
-    """Parse a new key's value: a JSON number, bool or array, otherwise the string itself.
-
-    Raises ValueError.
-    """
+    """Parse the value of a new key: a JSON number, bool or array, otherwise the string itself. Raises ValueError."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -197,23 +195,23 @@ def parse_new_value(text: str) -> object:
 
 
 def require_settable(key: str, value: object, option: str) -> None:
-    """Raise UsageError for metadata that would make a file unreadable."""
+    """Raise UsageError for metadata that would make the file unreadable."""
     if not key or not (key.isprintable() and key.isascii()) or len(key) > MAX_KEY_BYTES:
-        raise UsageError(f"{option} {printable(key)}: not a valid metadata key")
+        raise UsageError(f"{option} {printable(key)}: the key must have 1 to {MAX_KEY_BYTES} ASCII characters")
     if key in SPLIT_KEYS:
         raise UsageError(f"{option} {key}: this key cannot be set, because it follows from how the output is split")
     if key == ARCHITECTURE and not (isinstance(value, str) and value):
-        raise UsageError(f"{option} {key}: expected the name of an architecture")
+        raise UsageError(f"{option} {key}: the value must be the name of an architecture")
     if key == ALIGNMENT and (not is_integer(value) or not 8 <= value <= MAX_ALIGNMENT or value & (value - 1)):
         raise UsageError(
-            f"{option} {key}: expected a power of two from 8 to {MAX_ALIGNMENT}, not {format_value(value)}"
+            f"{option} {key}: the value must be a power of two from 8 to {MAX_ALIGNMENT} (found {format_value(value)})"
         )
     if isinstance(value, float | np.floating) and not math.isfinite(value):
-        raise UsageError(f"{option} {key}: {value} is not a number")
+        raise UsageError(f"{option} {key}: the value must be a finite number (found {value})")
 
 
 def unpack_edits(edits: MetadataEdits) -> dict[str, object]:
-    """Return the new values in the form of GGUFFile.metadata."""
+    """Return the new values in the form that GGUFFile.metadata has."""
     return {key: unpack_value(value) for key, value in edits.values.items()}
 
 
@@ -223,7 +221,7 @@ def format_packed(packed: bytes | np.ndarray) -> str:
 
 
 def unpack_value(packed: bytes) -> object:
-    """Decode a packed scalar, string or array of them; None for arrays of arrays."""
+    """Decode a packed value; None for an array of arrays."""
     kind = int.from_bytes(packed[:4], "little")
     if kind == STRING:
         return packed[12:].decode(errors="backslashreplace")

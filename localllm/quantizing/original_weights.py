@@ -1,4 +1,4 @@
-"""A model's unencoded matrices, for localllm.quantizing.layerwise_runner."""
+"""Give the layer-wise runner a model's matrices as they are in the source."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -18,6 +18,8 @@ ENCODED_WEIGHTS = 1 << 24  # weights of a matrix that are encoded at once: 64 MB
 
 
 class OriginalWeights:
+    """The matrices of a model as they are in the source."""
+
     def __init__(self, jobs: Mapping[str, TensorJob], widener: RowDequantizer):
         self.jobs, self._widener = jobs, widener
 
@@ -32,7 +34,10 @@ class OriginalWeights:
         return self.build_matrix_rows(weight, partial(self.read, self.jobs[weight.name].tensor))
 
     def build_matrix_rows(self, weight: Weight, rows: Callable[[int, int], np.ndarray]) -> MatrixRows:
-        """Address a weight's matrices within the rows of its tensor."""
+        """Return a weight's matrices as ranges of the rows of its tensor. Raises UnsupportedError.
+
+        rows: reads rows first to end - 1 of the whole tensor.
+        """
         tensor, (*stack, _, _) = self.jobs[weight.name].tensor, weight.shape
         if len(stack) != len(tensor.shape[:-2]):
             raise UnsupportedError(f"tensor {printable(tensor.name)}: experts in separate tensors cannot be calibrated")
@@ -40,7 +45,7 @@ class OriginalWeights:
         return MatrixRows(weight.shape, lambda n, begin, end: rows(n * every + first + begin, n * every + first + end))
 
     def sample_rows(self, tensor: SourceTensor, n: int, limit: int) -> np.ndarray:
-        """Read evenly spaced rows of matrix n of a tensor: float32 [at most `limit`, columns]."""
+        """Read evenly spaced rows of matrix n: float32 [at most `limit`, columns]."""
         rows = (1, *tensor.shape)[-2]
         places = np.unique(np.linspace(0, rows - 1, min(rows, limit)).astype(int)) + n * rows
         some = np.concatenate([self.dequantize_finite(tensor, row, row + 1) for row in places])
@@ -48,7 +53,7 @@ class OriginalWeights:
         return some
 
     def iterate_rows(self, tensor: SourceTensor, n: int) -> Iterator[np.ndarray]:
-        """Yield all rows of matrix n, float32 [rows, columns], up to AT_ONCE weights at a time."""
+        """Yield all rows of matrix n in chunks of at most ENCODED_WEIGHTS weights, float32 [rows, columns]."""
         rows, columns = (1, *tensor.shape)[-2:]
         for first in range(n * rows, (n + 1) * rows, step := max(ENCODED_WEIGHTS // columns, 1)):
             end = min(first + step, (n + 1) * rows)
@@ -56,7 +61,7 @@ class OriginalWeights:
             tensor.release_rows(first, end)
 
     def read(self, tensor: SourceTensor, first: int, end: int) -> np.ndarray:
-        """Read rows, float32, valid until this thread's next call, and release the file's pages."""
+        """Read rows and release the file's pages: float32, valid until this thread's next call."""
         rows = dequantize_finite(self._widener, tensor, first, end)
         tensor.release_rows(first, end)
         return rows

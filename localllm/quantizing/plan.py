@@ -1,4 +1,4 @@
-"""The plan for quantizing a model: the format of each tensor, and the new file's metadata."""
+"""Plan how a model is quantized: the format of each tensor, and the metadata of the new files."""
 
 import struct
 from collections import ChainMap
@@ -45,6 +45,8 @@ OnStage = Callable[[str, int, int, str], None]  # (stage, steps done so far, all
 
 @frozen
 class QuantizeRequest:
+    """What the user asks of a quantization: the type, and the options that change single tensors or files."""
+
     recipe: Recipe
     options: RecipeOptions = field(default_factory=RecipeOptions)
     imatrix: str | None = None  # path of an importance matrix
@@ -60,14 +62,14 @@ class QuantizeRequest:
     texts: Sequence[str] | None = None
 
     def selects(self, name: str) -> bool:
-        """Return whether a tensor uses the importance matrix, by its name."""
+        """Return whether a tensor uses the importance matrix, judging by its name."""
         is_included = not self.include or any(part in name for part in self.include)
         return is_included and not any(part in name for part in self.exclude)
 
 
 @dataclass(frozen=True, eq=False)
 class TensorJob:
-    """The conversion of one tensor."""
+    """The conversion of one tensor to its new format."""
 
     tensor: SourceTensor
     format: Format  # of the new tensor
@@ -117,7 +119,7 @@ class QuantizePlan:
 
     @property
     def nbytes(self) -> int:
-        """Size of all files in bytes, with headers and padding."""
+        """The size of all files in bytes, with headers and padding."""
         return sum(
             len(build_header(metadata, [job.output for job in jobs], get_alignment(metadata)))
             + sum(-(-job.output.nbytes // get_alignment(metadata)) * get_alignment(metadata) for job in jobs)
@@ -126,7 +128,7 @@ class QuantizePlan:
 
     @property
     def nbytes_before(self) -> int:
-        """Size of the source's tensors in bytes."""
+        """The size of the source's tensors in bytes."""
         return sum(
             count_rows(job.tensor.shape) * job.tensor.format.row_bytes(job.tensor.shape[-1]) for job in self.jobs
         )
@@ -139,22 +141,22 @@ class QuantizePlan:
     def bits_per_weight_before(self) -> float:
         return 8 * self.nbytes_before / self.weights
 
-    def paths(self, path: str) -> list[str]:
-        """Return the paths of the files for an output path; split files are numbered."""
+    def list_paths(self, path: str) -> list[str]:
+        """Return the paths of the files for an output path; those of a split model are numbered."""
         return splitting.list_split_paths(path, len(self.files))
 
 
 def make_plan(source: Source, request: QuantizeRequest, guard: SourceGuard | None = None) -> QuantizePlan:
     """Choose the format and the file of every tensor. Raises ModelError, UsageError.
 
-    guard: that of an earlier plan, if the source has been read since then.
+    guard: of an earlier plan, if the source has been read since then.
     """
     imatrix = load_importance(request)
     overridden = ChainMap(unpack_edits(request.edits), dict(request.overrides), source.metadata)  # type: ignore[arg-type]
     facts = ModelProperties.from_metadata(overridden, imatrix is not None or request.texts is not None)
     tensors = {tensor.name: tensor for tensor in source.tensors}
     if not tensors:
-        raise ModelError(f"{printable(source.path, 4096)}: this file has no weights")
+        raise ModelError(f"{printable(source.path, 4096)}: the file must have at least one tensor")
     parts = source.parts if request.keep_split else [sort_like_llama(tensors)]
     planner = FormatPlanner(request.recipe, facts, tensors, request.options)
     jobs = [[plan_tensor(tensors[name], planner, request, imatrix) for name in names] for names in parts]
@@ -179,13 +181,13 @@ def make_plan(source: Source, request: QuantizeRequest, guard: SourceGuard | Non
 def divide_jobs(
     jobs: Sequence[TensorJob], sizes: Mapping[str, int], limits: splitting.SplitLimits
 ) -> list[list[TensorJob]]:
-    """Divide the tensors among files of limited size. Raises UsageError."""
+    """Divide the tensors among files within the limits. Raises UsageError."""
     by_name = {job.tensor.name: job for job in jobs}
     return [[by_name[name] for name in names] for names in splitting.divide_tensors(sizes, limits)]
 
 
 def find_idle_options(jobs: Sequence[TensorJob], planner: FormatPlanner, request: QuantizeRequest) -> list[str]:
-    """Describe the options that choose tensors by name and match none."""
+    """Return a line for each option that selects tensors by name and matches none."""
     tensors = [job.tensor for job in jobs]
     names = [tensor.name for tensor in tensors if is_quantized(tensor.name, tensor.shape, planner.model.arch)]
     is_plain = request.recipe == COPY or request.recipe.base in ("F32", "F16", "BF16")  # types that ignore patterns
@@ -206,7 +208,7 @@ def find_idle_options(jobs: Sequence[TensorJob], planner: FormatPlanner, request
 def plan_tensor(
     tensor: SourceTensor, planner: FormatPlanner, request: QuantizeRequest, imatrix: ImportanceMatrix | None
 ) -> TensorJob:
-    """Choose the format of a tensor. Raises ModelError, UsageError."""
+    """Choose the format of a tensor. Raises ModelError if there is none, UsageError if an option prevents it."""
     is_other = planner.model.arch != CLIP and find_module(tensor.name) is not None  # it is copied
     try:
         choice = None if request.recipe == COPY or is_other else planner.choose(tensor.name, tensor.shape)
@@ -223,7 +225,7 @@ def plan_tensor(
     if not can_dequantize(tensor.format):
         raise ModelError(f"{name}: {tensor.format.name} cannot become {format.name}")
     if format.name not in ENCODERS:
-        raise UsageError(f"{name} would become {format.name}, which localllm cannot encode yet")
+        raise UsageError(f"{name} would become {format.name}, which localllm cannot encode yet: choose another format")
     assert choice
     importance = find_importance(tensor, imatrix, request.selects) if format.block > 1 else None
     is_blind = importance is None and request.texts is None
@@ -236,9 +238,12 @@ def plan_tensor(
 
 
 def load_importance(request: QuantizeRequest) -> ImportanceMatrix | None:
-    """Load the importance matrix, filtered by --include-weights and --exclude-weights. Raises UsageError."""
+    """Load the importance matrix with the entries that --include-weights or --exclude-weights select.
+
+    Raises UsageError.
+    """
     if request.imatrix and request.texts is not None:
-        raise UsageError("--calibrate measures importance itself: leave out --imatrix")
+        raise UsageError("give either --calibrate or --imatrix, not both: --calibrate measures importance itself")
     if request.imatrix is None:
         if request.include or request.exclude:
             raise UsageError("--include-weights and --exclude-weights need --imatrix")
@@ -255,9 +260,9 @@ def load_importance(request: QuantizeRequest) -> ImportanceMatrix | None:
 def find_importance(
     tensor: SourceTensor, imatrix: ImportanceMatrix | None, selects: Callable[[str], bool] = lambda name: True
 ) -> np.ndarray | None:
-    """Look up a tensor's importance per column, float32 [matrices, columns].
+    """Return the importance of a tensor's columns, float32 [matrices, columns], or None.
 
-    selects(name): whether a tensor's entry may be used. Raises ModelError if the shape differs.
+    selects: returns whether a tensor's entry may be used. Raises ModelError if the shape differs.
     """
     name = tensor.old_name if isinstance(tensor, RenamedTensor) else tensor.name
     if imatrix is None or not selects(name):
@@ -278,7 +283,7 @@ def find_importance(
 
 
 def list_same_inputs(name: str) -> Iterator[str]:
-    """Yield the names of matrices with the same inputs as the gate or up matrix of this name.
+    """Yield the names of matrices that have the same inputs as a gate or up matrix.
 
     Programs that compute both in one operation record the activations for one of them.
     """
@@ -289,7 +294,7 @@ def list_same_inputs(name: str) -> Iterator[str]:
 
 
 def describe_fallbacks(jobs: Sequence[TensorJob]) -> list[str]:
-    """Describe each replaced format in one sentence."""
+    """Return a line for each format that replaces another because of the row length."""
     by_formats: dict[tuple[str, str], list[str]] = {}
     for job in jobs:
         if job.is_fallback:
@@ -317,7 +322,7 @@ def list_warnings(jobs: Sequence[TensorJob], request: QuantizeRequest) -> list[s
 
 
 def build_metadata(source: Source, request: QuantizeRequest, imatrix: ImportanceMatrix | None) -> dict[str, object]:
-    """Build the metadata: the source's, and the keys that llama-quantize adds, in its order."""
+    """Return the metadata of the new file: the source's, and the keys that llama-quantize adds, in its order."""
     left_out = {*splitting.SPLIT_KEYS, *source.ignored}
     metadata = {key: value for key, value in source.packed.items() if key not in left_out}
     kind = source.packed.get("general.file_type") if request.recipe == COPY else request.recipe.number
@@ -338,7 +343,10 @@ def build_metadata(source: Source, request: QuantizeRequest, imatrix: Importance
 
 
 def match_type(old: object, value: object) -> object:
-    """Pack a number in the type of the value that it replaces, if it fits, because readers require it."""
+    """Pack a number in the type of the value that it replaces, because readers require that type.
+
+    A number that does not fit gets its own type.
+    """
     if not isinstance(old, bytes) or isinstance(value, bool) or not isinstance(value, int | float):
         return value
     kind = int.from_bytes(old[:4], "little")

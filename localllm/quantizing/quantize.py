@@ -1,7 +1,7 @@
-"""Quantize a model (`localllm quantize`).
+"""Quantize a model to one type (`localllm quantize`).
 
-plan.py chooses the format of every tensor. Then rows are read, converted and encoded in chunks on all threads, while
-the calling thread writes the results in order. Memory holds a few chunks for models of any size.
+plan.py chooses the format of every tensor. Then threads read, convert and encode chunks of rows, while the calling
+thread writes the results in order. Memory holds a few chunks, however large the model is.
 """
 
 import os
@@ -23,10 +23,10 @@ from localllm.errors import MemoryLimitError, ModelError, UsageError
 from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.header import printable
-from localllm.files.gguf.tensor_source import GGUFSource, Source, SourceTensor, count_rows
+from localllm.files.gguf.tensor_source import GGUFModelSource, Source, SourceTensor, count_rows
 from localllm.files.gguf.writer import pack_value, write_body
 from localllm.files.models_folder import SPLIT
-from localllm.files.safe_file import ExclusiveWriter, SafeFile
+from localllm.files.safe_file import SafeFile, WriteLock
 from localllm.kernels.build.objects import Progress
 from localllm.kernels.dequantize_rows import RowDequantizer, can_dequantize
 from localllm.quant.block_codes import dequantize
@@ -57,7 +57,7 @@ MAX_ROUNDING_LOSS = 0.25  # fraction of the largest weight; a larger loss is no 
 def open_source(path: str, projector: bool = False) -> Source:
     """Open a GGUF file or the folder of a Hugging Face checkpoint. Raises ModelError.
 
-    projector: open the folder's vision projector instead of its language model; then raises UsageError for a file.
+    projector: open the folder's vision projector instead of its language model. Raises UsageError for a file then.
     """
     if os.path.isdir(path):
         from localllm.convert import is_clip_folder, open_clip, open_folder, open_projector
@@ -66,15 +66,15 @@ def open_source(path: str, projector: bool = False) -> Source:
             return open_clip(path)
         return open_projector(path) if projector else open_folder(path)
     if projector:
-        raise UsageError(f"{path}: --mmproj needs the folder of a Hugging Face checkpoint")
-    return GGUFSource(GGUFFile.open(path))
+        raise UsageError(f"{path}: with --mmproj, the input must be the folder of a Hugging Face checkpoint")
+    return GGUFModelSource(GGUFFile.open(path))
 
 
 def require_valid_source(
     source: Source, overrides: Sequence[tuple[str, object]], edits: MetadataEdits = NO_EDITS
 ) -> None:
-    """Raise ModelError if a GGUF file would be invalid with this metadata."""
-    if isinstance(source, GGUFSource):
+    """Raise ModelError if a source that is a GGUF file would be invalid with this metadata."""
+    if isinstance(source, GGUFModelSource):
         require_valid_edits(source.file, overrides, edits)
 
 
@@ -88,7 +88,7 @@ def require_valid_edits(file: GGUFFile, overrides: Sequence[tuple[str, object]],
 
 
 def derive_output(path: str, recipe: Recipe, projector: bool = False) -> str:
-    """Derive the output path from the input's name and the type, with mmproj- for a projector."""
+    """Return the output path for an input and a type, with the prefix mmproj- for a projector."""
     folder, name = os.path.split(os.path.realpath(path) if os.path.isdir(path) else path)
     match = SPLIT.fullmatch(name)
     stem = match["stem"] if match else name.removesuffix(".gguf")
@@ -97,13 +97,13 @@ def derive_output(path: str, recipe: Recipe, projector: bool = False) -> str:
 
 
 def require_absent(paths: Sequence[str]) -> None:
-    """Raise UsageError if one of the files exists; for output names that the user did not choose."""
+    """Raise UsageError if a file exists that the user has not named as output."""
     for path in filter(os.path.lexists, paths):
         raise UsageError(f"{path}: this file exists; --force overwrites it, or give another OUT")
 
 
 def find_type(text: str) -> Recipe | None:
-    """Find the recipe by its number or its name, in any case; None if there is none."""
+    """Return the recipe with this name (in any case) or number, or None."""
     if text.upper() == COPY.name:
         return COPY
     try:
@@ -113,20 +113,20 @@ def find_type(text: str) -> Recipe | None:
 
 
 def parse_format(text: str) -> str:
-    """Parse the name of a tensor format, in any case. Raises UsageError."""
+    """Return the name of a tensor format in upper case. Raises UsageError for an unknown one."""
     if text.upper() not in BY_NAME:
         recipe = find_type(text)
         if recipe and recipe.base:
             problem = f"is a type of whole files, not a tensor format; its matrices are in {recipe.base}"
             raise UsageError(f"{printable(text)} {problem}")
-        raise UsageError(f"{printable(text)} is not a tensor format; expected one like Q8_0 or Q6_K")
+        raise UsageError(f"{printable(text)} must be a tensor format, such as Q8_0 or Q6_K")
     return text.upper()
 
 
 def parse_patterns(texts: Sequence[str], origin: str = "--tensor-type") -> tuple[tuple[re.Pattern[str], str], ...]:
-    """Parse REGEX=FORMAT, or several separated by commas; REGEX ignores case.
+    """Parse REGEX=FORMAT, or several separated by commas; REGEX ignores case. Raises UsageError.
 
-    origin: the option or the file that errors name. Raises UsageError.
+    origin: the option or the file that errors mention.
     """
     patterns = []
     for text in (each for pattern_list in texts for each in split_patterns(pattern_list)):
@@ -141,27 +141,27 @@ def parse_patterns(texts: Sequence[str], origin: str = "--tensor-type") -> tuple
 
 
 def split_patterns(text: str) -> list[str]:
-    """Split at commas if every item has a format; otherwise the commas belong to the regular expression."""
+    """Split at commas if every part has a format; otherwise the commas belong to the regular expression."""
     parts = text.split(",")
     has_formats = all("=" in part and part.rpartition("=")[2].upper() in BY_NAME for part in parts)
     return parts if has_formats else [text]
 
 
 def prune_layers(source: Source, layers: str) -> Source:
-    """Remove layers, given as a comma-separated list.
+    """Return a source without these layers, a comma-separated list.
 
-    Raises UsageError, and ModelError if the remaining layers are no valid model.
+    Raises UsageError for an invalid list, ModelError if the remaining layers are not a valid model.
     """
     from localllm.quantizing.calibrate import view_as_gguf
 
     pruned = PrunedSource(source, parse_layers(layers))
-    if isinstance(source, GGUFSource):
+    if isinstance(source, GGUFModelSource):
         require_valid(view_as_gguf(pruned))
     return pruned
 
 
 def require_splittable(source: Source, keep_split: bool, limits: SplitLimits | None = None) -> None:
-    """Raise UsageError for --keep-split with limits, or for a checkpoint whose shards it cannot keep."""
+    """Raise UsageError for --keep-split with limits, or with a checkpoint, whose shards become one file."""
     if keep_split and limits:
         raise UsageError("give either --keep-split or a limit for split files, not both")
     weights = [name for name in source.files if re.search(r"-of-[0-9]+\.safetensors$", name)]
@@ -193,21 +193,24 @@ def parse_override(text: str) -> tuple[str, object]:
 
 
 class ClampedWeights:
-    """The weights that exceed their new format and are clamped to its largest value, by tensor.
+    """Counts, by tensor, the weights that exceed their new format and become its largest value.
 
-    Several threads add to them.
+    Several threads may add to the counts.
     """
 
     def __init__(self, is_strict: bool = False):
-        """Start empty; is_strict: the first clamped weight is an error."""
+        """Count from zero.
+
+        is_strict: raise for the first clamped weight.
+        """
         self._is_strict, self._lock = is_strict, Lock()
         # By (tensor, format): count of clamped weights, largest weight.
         self._counts = dict[tuple[str, str], tuple[int, float]]()
 
     def check(self, name: str, format: Format, weights: np.ndarray, rows: np.ndarray) -> None:
-        """Compare a tensor's weights, float32 [rows, columns], with their blocks, uint8 [rows, bytes].
+        """Count the clamped weights of a chunk.
 
-        Raises ModelError for a clamped weight if `is_strict`.
+        weights: float32 [rows, columns]. rows: their blocks, uint8 [rows, bytes]. Raises ModelError if `is_strict`.
         """
         largest = max(float(weights.max()), -float(weights.min()))
         if largest <= MAX_FLOAT16 or not (count := count_clamped(format, weights, rows, largest)):
@@ -227,7 +230,10 @@ class ClampedWeights:
 
 
 def count_clamped(format: Format, weights: np.ndarray, rows: np.ndarray, largest: float) -> int:
-    """Count the clamped weights; largest: the largest magnitude of all weights."""
+    """Count the clamped weights of a chunk.
+
+    largest: the largest magnitude of its weights.
+    """
     if format.name == "F32":
         return 0
     if format.name in OVERFLOW_LIMITS:
@@ -240,12 +246,12 @@ def count_clamped(format: Format, weights: np.ndarray, rows: np.ndarray, largest
 
 
 def check_output(plan: QuantizePlan, path: str, request: QuantizeRequest) -> list[str]:
-    """Resolve the output paths.
+    """Return the resolved output paths.
 
-    Raises UsageError if they must not be written, LocalllmError if the disk is full.
+    Raises UsageError if they must not be written, LocalllmError if the disk is too full.
     """
     inputs = (*plan.source.files, *([request.imatrix] if request.imatrix else []))
-    return check_files(plan.paths(path), inputs, plan.nbytes)
+    return check_files(plan.list_paths(path), inputs, plan.nbytes)
 
 
 def quantize_model(
@@ -258,16 +264,16 @@ def quantize_model(
     warnings: list[str] | None = None,
     on_stage: OnStage | None = None,
 ) -> list[str]:
-    """Write the files and return their paths. They appear when all are complete, or not at all.
+    """Write the files, which appear when all are complete or not at all, and return their paths.
 
-    threads: encoding threads, in addition to this one, which writes. warnings: gets lines for the user. on_stage:
-    called instead of on_progress where matrices are calibrated, with one of SCALES, MATRICES and WRITING. Raises
-    ModelError for a weight that is not finite, UsageError, LocalllmError.
+    threads: encoding threads, in addition to this one, which writes. warnings: receives lines for the user. on_stage:
+    called instead of on_progress if matrices are calibrated, with one of SCALES_STAGE, MATRICES_STAGE and
+    WRITING_STAGE. Raises ModelError for a weight that is not finite, UsageError, LocalllmError.
     """
     targets = check_output(plan, path, request)
     with ExitStack() as stack:
         for target in targets:
-            stack.enter_context(ExclusiveWriter(target))
+            stack.enter_context(WriteLock(target))
         clamped = ClampedWeights(request.strict)
         stages = on_stage or (lambda stage, done, total, name: on_progress(done if stage != SCALES_STAGE else 0, name))
         try:
@@ -276,7 +282,7 @@ def quantize_model(
             else:
                 trouble = write_calibrated(plan, targets, request, threads, stages, compiling, clamped)
         except ModelError as error:
-            raise add_path(error, plan.source.path) from None
+            raise add_path_to_error(error, plan.source.path) from None
     if warnings is not None:
         warnings += [*clamped.format_lines(), *([trouble] if trouble else [])]
     return targets
@@ -291,7 +297,7 @@ def write_calibrated(
     compiling: Progress | None,
     clamped: ClampedWeights,
 ) -> str | None:
-    """Calibrate on the request's documents, then write as `write` does."""
+    """Calibrate on the request's documents, then write the files as `write_model` does."""
     from localllm.quantizing.calibrate import LOG_SUFFIX, Calibration
     from localllm.quantizing.scale_folding import fold_scales
 
@@ -318,12 +324,15 @@ def write_calibrated(
 
 
 def create_widener(plan: QuantizePlan, compiling: Progress | None, formats: Iterable[str] = ()) -> RowDequantizer:
-    """Compile the dequantizers for the old and new formats of a plan's tensors, and for the named formats."""
+    """Compile the dequantizers for the old and new formats of a plan's tensors, and for further ones.
+
+    formats: names of the further formats.
+    """
     formats_of_jobs = {job.format for job in plan.jobs} | {BY_NAME[name] for name in formats}
     return RowDequantizer({job.tensor.format for job in plan.jobs} | formats_of_jobs, compiling)
 
 
-def add_path(error: ModelError, path: str) -> ModelError:
+def add_path_to_error(error: ModelError, path: str) -> ModelError:
     return error if str(error).startswith(path) else type(error)(f"{path}: {error}")
 
 
@@ -336,9 +345,10 @@ def write_model(
     clamped: ClampedWeights,
     log: ArrayLog | None = None,
 ) -> str | None:
-    """Encode and write all files; return a warning if compiled code could not be cached.
+    """Encode and write all files; return a warning if compiled code could not be cached, or None.
 
-    clamped: collects the tensors with weights too large for their format. log: the tensors that are already encoded.
+    clamped: collects the tensors with weights that are too large for their format. log: has the tensors that are
+    already encoded.
     """
     if get_address_room() < COMPILER_BYTES + threads * THREAD_BYTES:  # LLVM aborts the process when an allocation fails
         reason = f"not enough memory to compile the quantization kernels: {describe_limit()}; raise this limit"
@@ -358,7 +368,7 @@ def write_model(
 
 
 class EncodingPipeline:
-    """Encodes chunks ahead of the writer, on several threads, across tensors."""
+    """Encodes chunks on several threads, ahead of the writer and across tensors."""
 
     def __init__(
         self,
@@ -368,7 +378,10 @@ class EncodingPipeline:
         clamped: ClampedWeights,
         log: ArrayLog | None = None,
     ):
-        """Start the threads; log: has the tensors that are already encoded."""
+        """Start the threads.
+
+        log: has the tensors that are already encoded.
+        """
         self._known: Container[str] = log or ()
         self._clamped = clamped
         self._executor = ThreadPoolExecutor(threads, "quantize")
@@ -386,7 +399,7 @@ class EncodingPipeline:
         return (partial(encode_new_rows, widener, job, importance, self._clamped, *rows) for rows in job.divide_rows())
 
     def encode_chunks(self, job: TensorJob, on_progress: OnProgress) -> Iterator[np.ndarray]:
-        """Yield the bytes of a tensor. Must be called for all tensors in order."""
+        """Yield the bytes of a tensor in chunks. Must be called for all tensors in the order of `jobs`."""
         for first, last in job.divide_rows():
             self._queue.extend(map(self._executor.submit, islice(self._tasks, self._ahead - len(self._queue))))
             yield self._queue.popleft().result()
@@ -402,7 +415,7 @@ class EncodingPipeline:
 
 
 def read_stored_rows(log: ArrayLog, job: TensorJob, first: int, last: int) -> np.ndarray:
-    """Read rows of a tensor that is already encoded, uint8."""
+    """Read rows of a tensor that is already encoded, uint8 [rows, bytes]."""
     width = job.format.row_bytes(job.tensor.shape[-1])
     return log.read(job.tensor.name, first * width, last * width)
 
@@ -415,16 +428,16 @@ def encode_new_rows(
     first: int,
     last: int,
 ) -> np.ndarray:
-    """Encode rows of the new tensor, uint8; importance: float32 [matrices, columns].
+    """Encode rows of a tensor, uint8 [rows, bytes]. Raises ModelError for a weight that is not finite.
 
-    Raises ModelError for a weight that is not finite.
+    importance: float32 [matrices, columns], or None.
     """
     tensor = job.tensor
     if job.is_copied and not can_dequantize(tensor.format):
-        return tensor.rows(first, last)
+        return tensor.read_rows(first, last)
     weights = dequantize_finite(widener, tensor, first, last)
     if job.is_copied:
-        return tensor.rows(first, last)
+        return tensor.read_rows(first, last)
     rows = encode(job.format.name, weights, None if importance is None else importance[first // tensor.shape[-2]])
     clamped.check(tensor.name, job.format, weights, rows)
     return rows
@@ -433,9 +446,9 @@ def encode_new_rows(
 def compute_mean_squares(widener: RowDequantizer, tensor: SourceTensor) -> np.ndarray:
     """Compute a matrix's column importance from its own weights, float32 [1, columns].
 
-    This is used only for the output matrix if its importance was not measured; its large weights are multiplied by
-    large hidden states: for SmolLM2 with its embedding in IQ4_NL, the KL divergence is 0.052 instead of 0.102; for its
-    other matrices it increases. A sample of rows suffices.
+    This serves only the output matrix if its importance was not measured, because its large weights meet large hidden
+    states: for SmolLM2 with its embedding in IQ4_NL, the KL divergence is 0.052 instead of 0.102; for its other
+    matrices it increases. A sample of rows suffices.
     """
     rows, columns = count_rows(tensor.shape), tensor.shape[-1]
     sums = np.zeros(columns)

@@ -20,13 +20,19 @@ import numpy as np
 
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.gguf.writer import build_header, get_alignment
-from localllm.files.safe_file import ExclusiveWriter, SafeFile
+from localllm.files.safe_file import SafeFile, WriteLock
 from localllm.frozen import frozen
 from localllm.kernels.dequantize_rows import RowDequantizer, can_dequantize
 from localllm.quant.encode import encode
 from localllm.quant.formats import BY_NAME, RECIPES, Recipe
 from localllm.quantizing.plan import OnProgress, QuantizePlan, TensorJob
-from localllm.quantizing.quantize import ClampedWeights, add_path, compute_mean_squares, derive_output, find_type
+from localllm.quantizing.quantize import (
+    ClampedWeights,
+    add_path_to_error,
+    compute_mean_squares,
+    derive_output,
+    find_type,
+)
 from localllm.quantizing.rewrite import check_files
 from localllm.quantizing.sources import SourceGuard
 from localllm.quantizing.verify import compute_sha256
@@ -46,6 +52,8 @@ PART_SUFFIX, STATE_SUFFIX = ".part", ".ladder"  # suffixes of unfinished files a
 
 
 class WrittenFile(NamedTuple):
+    """A finished file: its path, its size in bytes and its SHA-256."""
+
     path: str
     nbytes: int
     sha256: str
@@ -53,7 +61,7 @@ class WrittenFile(NamedTuple):
 
 @frozen
 class SetMember:
-    """One type of a set: its plan and the paths of its files."""
+    """One type of a set: its recipe, its plan and the paths of its files."""
 
     recipe: Recipe
     plan: QuantizePlan
@@ -62,10 +70,10 @@ class SetMember:
 
 @frozen
 class TypeResult:
-    """The result of one type.
+    """The files of one type, and the time that they took.
 
     Attributes:
-        seconds: its share of the encoding time; the time of a search that several types share is divided equally.
+        seconds: encoding time; that of a search which several types share is divided equally.
     """
 
     recipe: Recipe
@@ -75,13 +83,13 @@ class TypeResult:
 
 
 def parse_types(text: str | None, has_importance: bool) -> list[Recipe]:
-    """Parse a comma-separated list of types; None: the default ones. Raises UsageError."""
+    """Parse a comma-separated list of types; None for the default ones. Raises UsageError."""
     names = [*DEFAULT_TYPES, *(IMPORTANCE_TYPES if has_importance else ())] if text is None else text.split(",")
     recipes: dict[str, Recipe] = {}
     for name in filter(None, (name.strip() for name in names)):
         recipe = find_type(name)
         if recipe is None:
-            raise UsageError(f"--types: {name[:40]} is not a type; localllm quantize --help lists them")
+            raise UsageError(f"--types: {name[:40]} must be a type; localllm quantize --help lists them")
         recipes[recipe.name] = recipe
     if not recipes:
         raise UsageError("--types: expected types separated by commas, e.g. Q8_0,Q4_K_M")
@@ -91,7 +99,7 @@ def parse_types(text: str | None, has_importance: bool) -> list[Recipe]:
 def derive_set_output(path: str, out: str | None, recipe: Recipe, projector: bool = False) -> str:
     """Return the path of the file for one of several types. Raises UsageError.
 
-    out: a path that contains {type}, or an existing folder; None: next to the input.
+    out: a path with {type} in it, or an existing folder; None for the folder of the input.
     """
     usual = derive_output(path, recipe, projector)
     if out is None:
@@ -107,7 +115,7 @@ def derive_set_output(path: str, out: str | None, recipe: Recipe, projector: boo
 
 
 class PartialFile:
-    """A file that is written under another name, and renamed when it is complete."""
+    """A file that is written as NAME.part and renamed when it is complete."""
 
     def __init__(self, path: str, metadata: Mapping[str, object], tensors: Sequence[TensorJob]):
         self.target, self._alignment = os.path.realpath(path), get_alignment(metadata)
@@ -121,11 +129,11 @@ class PartialFile:
         return -(-nbytes // self._alignment) * self._alignment
 
     def compute_length(self, names: Sequence[str]) -> int:
-        """Return the length of the file after the header and these tensors."""
+        """Return the file's length in bytes after the header and these tensors."""
         return len(self._header) + sum(self._pad_size(self._sizes[name]) for name in names if name in self._sizes)
 
     def open(self, kept_bytes: int) -> None:
-        """Open the file with the first `kept_bytes` bytes of an earlier run, or 0. Raises LocalllmError."""
+        """Open the file with the first `kept_bytes` bytes of an earlier run. Raises LocalllmError."""
         self.is_named = kept_bytes == self.nbytes and not os.path.lexists(self.path)  # an earlier run had renamed it
         try:
             path, flags = (self.target, os.O_RDONLY) if self.is_named else (self.path, os.O_RDWR | os.O_CREAT)
@@ -141,8 +149,8 @@ class PartialFile:
         if not kept_bytes:
             self.write(self._header)
 
-    def has(self, kept_bytes: int) -> bool:
-        """Return whether an earlier run has written that many bytes."""
+    def has_bytes(self, kept_bytes: int) -> bool:
+        """Return whether an earlier run has written at least this many bytes."""
         if kept_bytes == self.nbytes and not os.path.lexists(self.path):
             return os.path.isfile(self.target) and os.path.getsize(self.target) == kept_bytes
         try:
@@ -151,7 +159,7 @@ class PartialFile:
             return False
 
     def write(self, data: "bytes | np.ndarray") -> None:
-        """Append the bytes of a buffer. Raises LocalllmError."""
+        """Append bytes. Raises LocalllmError if the disk is full or a write fails."""
         remaining = memoryview(data if isinstance(data, bytes) else data.data).cast("B")
         self._digest.update(remaining)
         try:
@@ -196,7 +204,7 @@ class PartialFile:
 
 
 class ProgressRecord:
-    """A record on disk of the number of tensors that all files contain."""
+    """The number of finished tensors, and the seconds of each type, stored on disk."""
 
     def __init__(self, path: str, key: str):
         self.path, self._key = path, key
@@ -210,7 +218,7 @@ class ProgressRecord:
             pass
 
     def save(self) -> None:
-        """Write the record. Raises LocalllmError."""
+        """Write the record, atomically. Raises LocalllmError."""
         with SafeFile(self.path) as file:
             file.write(json.dumps({"key": self._key, "done": self.done, "seconds": self.seconds}).encode())
 
@@ -223,7 +231,7 @@ class ProgressRecord:
 
 
 class QuantizeSet:
-    """Files of several types that are written together, as NAME.part, with a record of their progress."""
+    """Files of several types that are written together, tensor by tensor, with a record of their progress."""
 
     def __init__(
         self,
@@ -233,13 +241,16 @@ class QuantizeSet:
         on_progress: OnProgress,
         is_strict: bool = False,
     ):
-        """Prepare the files; is_strict: clamped weights are an error. Raises UsageError for equal names."""
+        """Prepare the files. Raises UsageError if two types have the same output.
+
+        is_strict: a clamped weight is an error.
+        """
         self._members, self._threads, self._on_progress = members, threads, on_progress
         self._source = members[0].plan.source
         self._clamped = ClampedWeights(is_strict)
         paths = [path for member in members for path in member.paths]
         if len({*paths}) < len(paths):
-            raise UsageError("two types would be written to the same file")
+            raise UsageError("two types would be written to the same file: put {type} into the name of OUT")
         self._files = [
             [
                 PartialFile(path, metadata, jobs)
@@ -255,10 +266,10 @@ class QuantizeSet:
 
     @property
     def resumes(self) -> bool:
-        """Return whether an earlier run left its files."""
+        """Whether an earlier run has left all its files, so that this one continues it."""
         names = self._names[: self._state.done]
         return self._state.done > 0 and all(
-            file.has(file.compute_length(names)) for group in self._files for file in group
+            file.has_bytes(file.compute_length(names)) for group in self._files for file in group
         )
 
     @property
@@ -268,7 +279,7 @@ class QuantizeSet:
     def check(self) -> None:
         """Check the output paths.
 
-        Raises UsageError if they must not be written, LocalllmError for a full disk.
+        Raises UsageError if they must not be written, LocalllmError if the disk is too full.
         """
         files = [file for group in self._files for file in group]
         need = sum(file.nbytes - (os.path.getsize(file.path) if os.path.isfile(file.path) else 0) for file in files)
@@ -277,7 +288,7 @@ class QuantizeSet:
             check_files([member.paths[0]] if is_named else member.paths, self._inputs, need if number == 0 else 0)
 
     def _compute_key(self) -> str:
-        """Return the cache key of this quantization: the source, the target types and the importance matrix."""
+        """Return a hash of the source, the types and the importance matrix, which identifies this work."""
         key = hashlib.sha256(repr((VERSION, self._guard.identity)).encode())
         for member, files in zip(self._members, self._files, strict=True):
             for path, file in zip(member.paths, files, strict=True):
@@ -293,7 +304,7 @@ class QuantizeSet:
         files = [file for group in self._files for file in group]
         with ExitStack() as stack:
             for file in files:
-                stack.enter_context(ExclusiveWriter(file.target))
+                stack.enter_context(WriteLock(file.target))
                 stack.callback(file.close)
             finished = self._state.done if self.resumes else 0
             self._state.done = finished
@@ -306,7 +317,7 @@ class QuantizeSet:
                 for file in files:
                     file.discard()
                 self._state.remove()
-                raise add_path(error, self._source.path) from None
+                raise add_path_to_error(error, self._source.path) from None
             self._save()
             results = [
                 TypeResult(
@@ -368,13 +379,13 @@ class QuantizeSet:
 
 
 def map_files(files: Sequence[PartialFile], member: SetMember) -> dict[str, PartialFile]:
-    """Map the names of a type's tensors to their files."""
+    """Return the file of each tensor of a type, by name."""
     parts = zip(files, member.plan.files, strict=True)
     return {job.tensor.name: file for file, (_, jobs) in parts for job in jobs}
 
 
 def find_shared_importance(jobs: Sequence[TensorJob], widener: RowDequantizer) -> np.ndarray | None:
-    """Return the importance of a tensor's columns, the same for all formats: float32 [matrices, columns]."""
+    """Return the importance of a tensor's columns for all formats, float32 [matrices, columns], or None."""
     for job in jobs:
         if job.importance is not None:
             return job.importance
@@ -406,7 +417,7 @@ def encode_rows(
     for name, job in jobs.items():
         start = perf_counter()
         if job.is_copied:
-            rows[name] = np.ascontiguousarray(tensor.rows(first, last))
+            rows[name] = np.ascontiguousarray(tensor.read_rows(first, last))
         else:
             assert weights is not None
             rows[name] = encode(name, weights, weight if job.format.block > 1 else None)
@@ -419,13 +430,16 @@ def encode_rows(
 
 
 class SequentialSet:
-    """Types that are quantized one after the other.
+    """Types that are quantized one after the other, as calibrated ones are.
 
-    An interrupted command resumes with the first missing one.
+    An interrupted command resumes with the first missing type.
     """
 
     def __init__(self, members: Sequence[SetMember], texts: Sequence[str]):
-        """Load the state of an interrupted run; texts: further files that the result depends on."""
+        """Load the state of an interrupted run.
+
+        texts: paths of files that the result depends on besides the source.
+        """
         self._members, guard = members, SourceGuard([*members[0].plan.source.files, *texts])
         names = [(member.recipe.name, *map(os.path.realpath, member.paths)) for member in members]
         state_key = (VERSION, guard.identity, names)
@@ -434,7 +448,7 @@ class SequentialSet:
         )
 
     def run(self, make: Callable[[SetMember], None]) -> list[TypeResult]:
-        """Quantize all types, each by `make`."""
+        """Quantize the types that are missing, each by `make`, and return the results of all."""
         state, results = self._state, []
         for number, member in enumerate(self._members):
             if number >= state.done or not all(map(os.path.isfile, member.paths)):
@@ -452,7 +466,7 @@ class SequentialSet:
 
 
 class Divergence(NamedTuple):
-    """The divergence of a file's predictions from those of the original.
+    """How much a file's predictions differ from the original's.
 
     Attributes:
         mean: Kullback-Leibler divergence, in nats.  error: its standard error.
@@ -465,12 +479,12 @@ class Divergence(NamedTuple):
 
     @property
     def cells(self) -> tuple[str, str]:
-        """Format the divergence and the share of tokens with the same most likely prediction."""
+        """The divergence and the share of equal predictions, formatted for a table."""
         return f"{self.mean:.4f} ± {self.error:.4f}", f"{100 * self.same_top:.1f} %"
 
 
 def build_report(results: Sequence[TypeResult], measured: Mapping[str, Divergence]) -> list[dict[str, object]]:
-    """Describe each type: name, size, bits per weight, seconds, divergence if measured, files and SHA-256."""
+    """Return for each type its name, size, bits per weight, seconds, divergence if measured, and files with SHA-256."""
     return [
         {
             "type": result.recipe.name,
@@ -485,7 +499,7 @@ def build_report(results: Sequence[TypeResult], measured: Mapping[str, Divergenc
 
 
 def format_markdown(results: Sequence[TypeResult], measured: Mapping[str, Divergence]) -> str:
-    """Format a table for a model card."""
+    """Format the types as a Markdown table for a model card."""
     titles = ["file", "type", "size", "bits per weight", *(["KL divergence", "same top token"] if measured else [])]
     lines = [format_row([*titles, "SHA-256"]), f"|---|---|{'--:|' * (len(titles) - 2)}---|"]
     for result in results:

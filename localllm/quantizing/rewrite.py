@@ -1,4 +1,4 @@
-"""Write GGUF files with tensors copied from others: split a model, merge its files, change metadata."""
+"""Write GGUF files whose tensors are copied from others: split a model, merge its files, change metadata."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.header import MAGIC
 from localllm.files.gguf.tensor_source import GGUFTensor, count_rows
 from localllm.files.gguf.writer import OutputTensor, PackedValue, build_header, get_alignment, pack_value, write_body
-from localllm.files.safe_file import ExclusiveWriter, SafeFile, resolve_target
+from localllm.files.safe_file import SafeFile, WriteLock, resolve_target
 from localllm.frozen import frozen
 from localllm.quantizing import splitting
 from localllm.quantizing.metadata_edits import MetadataEdits
@@ -27,7 +27,7 @@ OnBytes = Callable[[int, str], None]  # (bytes written so far, tensor)
 
 @frozen
 class OutputFile:
-    """A file to write: its path, its metadata, and the names of its tensors."""
+    """A file to be written: its path, its metadata, and the names of its tensors."""
 
     path: str
     metadata: Mapping[str, object]
@@ -44,7 +44,7 @@ def list_outputs(source: GGUFFile, names: Sequence[str]) -> list[OutputTensor]:
 
 
 def plan_split(source: GGUFFile, out: str, limits: splitting.SplitLimits) -> tuple[list[OutputFile], list[str]]:
-    """Divide a model among files, named as gguf-split does; also return warnings. Raises UsageError."""
+    """Divide a model among files that are named as by gguf-split; also return warnings. Raises UsageError."""
     sizes = {tensor.name: tensor.nbytes for tensor in source.tensors.values()}
     parts = splitting.divide_tensors(sizes, limits)
     metadata = splitting.split_metadata(
@@ -60,15 +60,17 @@ def plan_merge(source: GGUFFile, out: str) -> OutputFile:
 
 
 def check_files(paths: Sequence[str], inputs: Sequence[str], nbytes: int) -> list[str]:
-    """Resolve output paths.
+    """Return the resolved output paths.
 
-    Raises UsageError if they must not be written, LocalllmError if the disk is full. One file replaces an older one
-    atomically. Several cannot, so they never replace any.
+    Raises UsageError if they must not be written, LocalllmError if the disk is too full. One file may replace an older
+    one, because that is atomic; several never replace any.
     """
     targets = [resolve_target(name, tuple(inputs)) for name in paths]
     if len(targets) > 1:
         for name in filter(os.path.lexists, targets):
-            raise UsageError(f"{name}: this file exists; files of a split model are not overwritten; remove it first")
+            raise UsageError(
+                f"{name}: this file exists; remove it first, because files of a split model are not overwritten"
+            )
     free = shutil.disk_usage(os.path.dirname(targets[0])).free
     if free < nbytes:
         raise LocalllmError(f"{paths[0]}: {nbytes} bytes needed, but only {free} free on this disk")
@@ -76,7 +78,7 @@ def check_files(paths: Sequence[str], inputs: Sequence[str], nbytes: int) -> lis
 
 
 def write_files(source: GGUFFile, files: Sequence[OutputFile], on_bytes: OnBytes, replaces: bool = False) -> list[str]:
-    """Write the files and return their paths. They appear when all are complete, or not at all.
+    """Write the files, which appear when all are complete or not at all, and return their paths.
 
     replaces: a file may replace one of the source.
     """
@@ -94,7 +96,7 @@ def write_files(source: GGUFFile, files: Sequence[OutputFile], on_bytes: OnBytes
 
     with ExitStack() as stack:
         for target in targets:
-            stack.enter_context(ExclusiveWriter(target))
+            stack.enter_context(WriteLock(target))
         safe_files = [stack.enter_context(SafeFile(target)) for target in targets]
         for safe, file in zip(safe_files, files, strict=True):
             tensors = [
@@ -109,17 +111,17 @@ def write_files(source: GGUFFile, files: Sequence[OutputFile], on_bytes: OnBytes
 
 
 def iterate_bytes(tensor: GGUFTensor) -> Iterator[np.ndarray]:
-    """Yield a tensor's bytes, some rows at a time, and release the file's pages."""
+    """Yield the bytes of a tensor, some rows at a time, and release the file's pages."""
     rows = count_rows(tensor.shape)
     step = max(CHUNK_BYTES // tensor.format.row_bytes(tensor.shape[-1]), 1)
     for first in range(0, rows, step):
         last = min(first + step, rows)
-        yield tensor.rows(first, last)
+        yield tensor.read_rows(first, last)
         tensor.release_rows(first, last)
 
 
 def finish_files(files: Sequence[SafeFile]) -> None:
-    """Rename all files to their final names, or none: files of a split model did not exist before."""
+    """Give all files their final names, or none if one fails."""
     finished: list[str] = []
     try:
         for file in files:
@@ -136,7 +138,7 @@ def finish_files(files: Sequence[SafeFile]) -> None:
 
 
 def plan_edit(source: GGUFFile, out: str, edits: MetadataEdits) -> list[OutputFile]:
-    """Describe the model with other metadata, in the same number of files. Raises UsageError."""
+    """Return the files of the model with changed metadata, as many as before. Raises UsageError."""
     names = list(source.parts.values())
     first: dict[str, object] = edits.apply(get_packed_metadata(source))
     other_parts = [{key: value for key, value in first.items() if key in splitting.SPLIT_KEYS} for _ in names[1:]]
@@ -147,15 +149,15 @@ def plan_edit(source: GGUFFile, out: str, edits: MetadataEdits) -> list[OutputFi
 
 
 def get_packed_metadata(source: GGUFFile) -> dict[str, PackedValue]:
-    """Return the metadata values as stored in the file."""
+    """Return the metadata values as they are stored in the file."""
     return {key: PackedValue(value) for key, value in source.packed.items()}
 
 
 def edit_in_place(source: GGUFFile, edits: MetadataEdits, on_bytes: OnBytes) -> str | None:
-    """Change the first file of a model, and return the path of the old header's copy.
+    """Change the metadata in the first file of a model.
 
-    If the new header has the old one's length, it overwrites the old one, which is first saved next to the file;
-    otherwise the whole file is rewritten, and None is returned. Raises LocalllmError, UsageError.
+    A new header of the same length overwrites the old one, which is saved next to the file first: the path of this copy
+    is returned. Otherwise the whole file is rewritten, and None is returned. Raises LocalllmError, UsageError.
     """
     path, names = next(iter(source.parts.items()))
     old_metadata, tensors = get_packed_metadata(source), list_outputs(source, names)
@@ -164,14 +166,14 @@ def edit_in_place(source: GGUFFile, edits: MetadataEdits, on_bytes: OnBytes) -> 
     resolve_target(path)
     is_same_place = len(new) == len(old) and get_alignment(old_metadata) == get_alignment(after)
     if is_same_place and read_first_bytes(path, len(old)) == old:
-        with ExclusiveWriter(path):
+        with WriteLock(path):
             return replace_header(path, new)
     write_files(source, [OutputFile(path, after, names)], on_bytes, replaces=True)
     return None
 
 
 def read_first_bytes(path: str, count: int) -> bytes:
-    """Read a file's first bytes. Raises UsageError."""
+    """Read the first bytes of a file. Raises UsageError."""
     try:
         with open(path, "rb") as file:
             return file.read(count)
@@ -180,7 +182,7 @@ def read_first_bytes(path: str, count: int) -> bytes:
 
 
 def replace_header(path: str, header: bytes) -> str:
-    """Overwrite a file's header; save the old one to a file first, and return its path."""
+    """Save the header of a file to a copy, overwrite it, and return the path of the copy. Raises LocalllmError."""
     copy = next(name for name in list_copy_names(path) if not os.path.lexists(name))
     with SafeFile(copy) as file:
         file.write(read_first_bytes(path, len(header)))
@@ -203,23 +205,23 @@ def list_copy_names(path: str) -> Iterator[str]:
 
 
 def restore_header(path: str, copy: str) -> str:
-    """Write a saved header back, and return the path of the present one's copy.
+    """Write a saved header back; return the path of a copy of the header that it replaced.
 
-    Raises UsageError if it is not a header of this file, LocalllmError.
+    Raises UsageError if `copy` is not a header of this file, LocalllmError.
     """
     source, header = GGUFFile.open(path, needed=()), read_first_bytes(copy, MAX_HEADER_BYTES)
     first, names = next(iter(source.parts.items()))
     packed, tensors = get_packed_metadata(source), list_outputs(source, names)
     is_as_long = len(header) == len(build_header(packed, tensors, get_alignment(packed)))
     if not (header.startswith(MAGIC) and is_as_long and ends_with_table(header, build_header({}, tensors))):
-        raise UsageError(f"{copy}: not a stored header of {path}")
+        raise UsageError(f"{copy}: the file must be a saved header of {path}")
     resolve_target(first, (copy,))
-    with ExclusiveWriter(first):
+    with WriteLock(first):
         return replace_header(first, header)
 
 
 def ends_with_table(header: bytes, bare: bytes) -> bool:
-    """Return whether a header ends with the tensor table of `bare`, and padding.
+    """Return whether a header ends with the tensor table of `bare` and padding.
 
     bare: a header without metadata.
     """

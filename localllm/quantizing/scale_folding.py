@@ -52,7 +52,7 @@ OnMatrix = Callable[[int, int, str], None]  # (done, total, name)
 
 
 class FoldSample(NamedTuple):
-    """A matrix that reads scaled columns, or one of a stack, and its inputs.
+    """A sample of a matrix that reads scaled columns, and of its inputs.
 
     Attributes:
         format: its new format.  weights: sampled rows, float32 [rows, columns].
@@ -66,7 +66,7 @@ class FoldSample(NamedTuple):
     inputs: np.ndarray
 
     def compute_error(self, scales: np.ndarray) -> float:
-        """Compute the relative squared output error with scales on the columns, float32 [columns]."""
+        """Return the relative squared output error with scales on the columns, float32 [columns]."""
         expected = self.inputs @ self.weights.T
         blocks = encode(self.format, self.weights * scales, self.squares / scales**2)
         actual = round_activations(self.inputs / scales, BY_NAME[self.format].block) @ dequantize(self.format, blocks).T
@@ -74,7 +74,7 @@ class FoldSample(NamedTuple):
 
 
 def search_scales(fold: ScaleFold, readers: Sequence[FoldSample], threads: int = 1) -> np.ndarray | None:
-    """Search for the best scales, float32 [width]; return None if scales do not help."""
+    """Return the scales with the smallest error, float32 [width]; None if no scales help."""
     met = fold.average(np.mean([reader.squares / reader.squares.mean() for reader in readers], axis=0))
     squares = [(reader.weights**2).mean(axis=0) for reader in readers]
     weighed = fold.average(np.mean([each / each.mean() for each in squares], axis=0))
@@ -82,14 +82,17 @@ def search_scales(fold: ScaleFold, readers: Sequence[FoldSample], threads: int =
     candidates = [compute_scales(met, weighed, *powers) for powers in product(INPUT_POWERS, WEIGHT_POWERS)]
     with ThreadPoolExecutor(threads) as pool:
         alone, *errors = pool.map(
-            lambda scales: sum(reader.compute_error(fold.read(scales)) for reader in readers), [ones, *candidates]
+            lambda scales: sum(reader.compute_error(fold.expand(scales)) for reader in readers), [ones, *candidates]
         )
     best = int(np.argmin(errors))
     return candidates[best] if errors[best] < MAX_ERROR_RATIO * alone else None
 
 
 def compute_scales(met: np.ndarray, weighed: np.ndarray, up: float, down: float) -> np.ndarray:
-    """Compute scales of columns, float32, of geometric mean 1, from mean squares of inputs and of weights."""
+    """Compute scales of columns, float32 with the geometric mean 1.
+
+    met, weighed: mean squares of inputs and of weights. up, down: their exponents.
+    """
     is_used = (met > 0) & (weighed > 0)
     logarithms = np.zeros(len(met))
     logarithms[is_used] = up / 2 * np.log(met[is_used]) - down / 2 * np.log(weighed[is_used])
@@ -99,10 +102,10 @@ def compute_scales(met: np.ndarray, weighed: np.ndarray, up: float, down: float)
 
 
 class FoldMeasurer(OriginalWeights):
-    """Measures each fold when the inputs of all its matrices are known.
+    """Measures each fold once the inputs of all its matrices are known.
 
     Attributes:
-        scales: scales of the folds that reduce the error, float32 [width].
+        scales: by fold that reduces the error, float32 [width].
     """
 
     def __init__(
@@ -138,9 +141,9 @@ class FoldMeasurer(OriginalWeights):
         self._on_fold(len(self._met), name)
 
     def _read(self, job: TensorJob, inputs: MatrixInputs) -> list[FoldSample]:
-        """Sample a matrix, or some of a stack.
+        """Sample a matrix, or some matrices of a stack.
 
-        Every second document contributes to the mean squares, the others provide the inputs.
+        Every second document contributes to the mean squares; the others provide the inputs.
         """
         if not is_calibrated(job):
             return []
@@ -148,7 +151,7 @@ class FoldMeasurer(OriginalWeights):
         count = count_rows(shape) // (1, *shape)[-2]
         readers = []
         for n in np.unique(np.linspace(0, count - 1, min(count, SAMPLE_EXPERTS)).astype(int)):
-            pieces = list(limit_outliers(list(inputs.of(n))))
+            pieces = list(limit_outliers(list(inputs.iterate(n))))
             search_rows, check_rows = (np.concatenate(pieces[half::2]) for half in (0, 1))
             if len(search_rows) and len(check_rows):
                 some, squares = (
@@ -161,10 +164,7 @@ class FoldMeasurer(OriginalWeights):
 
 
 def compute_input_squares(x: np.ndarray, name: str) -> np.ndarray:
-    """Compute mean squares of a tensor's inputs, float32 [columns].
-
-    Raises ModelError if they are not finite.
-    """
+    """Return the mean squares of a tensor's inputs, float32 [columns]. Raises ModelError if they are not finite."""
     with np.errstate(over="ignore", invalid="ignore"):
         means: np.ndarray = (x**2).mean(axis=0)
     if not np.isfinite(means).all():
@@ -182,7 +182,7 @@ def fold_scales(
 ) -> FoldedSource:
     """Fold the scales that help with the formats of the request's type.
 
-    Other formats may be chosen later. log: has the scales of an earlier run, or stores these. Raises ModelError.
+    Formats may still change later. log: has the scales of an earlier run, or stores these. Raises ModelError.
     """
     if isinstance(source, FoldedSource):
         return source
@@ -204,7 +204,7 @@ def fold_scales(
 
 
 def find_foldable(calibration: Calibration) -> list[ScaleFold]:
-    """Find the folds whose tensors can be scaled and that have a matrix to encode."""
+    """Return the folds whose tensors can be scaled and that have a matrix to encode."""
     jobs = calibration.jobs
     return [
         fold
@@ -219,10 +219,7 @@ def find_foldable(calibration: Calibration) -> list[ScaleFold]:
 def measure_scales(
     calibration: Calibration, folds: Sequence[ScaleFold], widener: RowDequantizer, threads: int, on_matrix: OnMatrix
 ) -> np.ndarray:
-    """Measure the scales of all folds, concatenated, float32; ones where folding does not help.
-
-    Raises ModelError.
-    """
+    """Return the scales of all folds in one array, float32; ones where folding does not help. Raises ModelError."""
     total = sum(len(fold.multiplied) for fold in folds)
     watched = FoldMeasurer(calibration.jobs, widener, folds, threads, lambda done, name: on_matrix(done, total, name))
     if folds:

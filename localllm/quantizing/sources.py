@@ -1,4 +1,4 @@
-"""Sources with changed tensors (folded scales, removed layers), and a guard against changing files."""
+"""Change the tensors of a source (fold scales, remove layers), and notice files that change meanwhile."""
 
 import os
 import re
@@ -20,7 +20,7 @@ LAYER = re.compile(r"blk\.([0-9]+)\.")
 
 
 class FoldedTensor:
-    """A SourceTensor with scaled columns or rows, float32."""
+    """A source's tensor, float32, with its columns multiplied or its rows divided by scales."""
 
     format = BY_NAME["F32"]
 
@@ -34,15 +34,15 @@ class FoldedTensor:
         self._of_columns = self._of_columns * scales
 
     def divide(self, scales: np.ndarray, first: int) -> None:
-        """Divide rows from `first` on, of each matrix of a stack, or elements of a vector."""
+        """Divide rows from `first` on, in each matrix of a stack, or elements of a vector."""
         places = slice(first, first + len(scales))
         if len(self.shape) == 1:
             self._of_columns[places] /= scales
         else:
             self._of_rows.reshape(prod(self.shape[:-2]), -1)[:, places] /= scales
 
-    def rows(self, first: int, last: int) -> np.ndarray:
-        weights = self._widener.dequantize(self._tensor.format, self._tensor.rows(first, last), self.shape[-1])
+    def read_rows(self, first: int, last: int) -> np.ndarray:
+        weights = self._widener.dequantize(self._tensor.format, self._tensor.read_rows(first, last), self.shape[-1])
         return (weights * self._of_columns * self._of_rows[first:last]).view(np.uint8)
 
     def release_rows(self, first: int, last: int) -> None:
@@ -50,23 +50,26 @@ class FoldedTensor:
 
 
 class FoldedSource:
-    """A Source with scales folded into its tensors; the model's outputs stay the same.
+    """A source with scales folded into its tensors, so that the model's outputs stay the same.
 
     See engine.trace.scale_folding.
 
     Attributes:
-        inner: the original source.  folded: the tensors that changed, by name.
+        inner: the source without folded scales.  folded: the changed tensors, by name.
     """
 
     def __init__(self, inner: Source, scales: Sequence[tuple[ScaleFold, np.ndarray]], widener: RowDequantizer):
-        """Fold scales, float32 [width], all positive, into the tensors of `inner`."""
+        """Fold scales into the tensors of `inner`.
+
+        scales: of each fold, float32 [width], all positive.
+        """
         tensors = {tensor.name: tensor for tensor in inner.tensors}
         self.folded = dict[str, FoldedTensor]()
         for fold, numbers in scales:
             for name, first in fold.divided:
                 self.folded.setdefault(name, FoldedTensor(tensors[name], widener)).divide(numbers, first)
             for name in fold.multiplied:
-                self.folded.setdefault(name, FoldedTensor(tensors[name], widener)).multiply(fold.read(numbers))
+                self.folded.setdefault(name, FoldedTensor(tensors[name], widener)).multiply(fold.expand(numbers))
         self.inner, self.path, self.files = inner, inner.path, inner.files
         self.parts, self.warnings, self.ignored = inner.parts, inner.warnings, inner.ignored
         self.tensors: list[SourceTensor] = [self.folded.get(name, tensor) for name, tensor in tensors.items()]
@@ -80,39 +83,43 @@ class FoldedSource:
 
 
 def parse_layers(text: str) -> tuple[int, ...]:
-    """Parse layer indices, separated by commas. Raises UsageError."""
+    """Parse a comma-separated list of layer indices. Raises UsageError."""
     if not re.fullmatch(r"[0-9]{1,6}(,[0-9]{1,6})*", text):
-        raise UsageError(f"--prune-layers {printable(text)}: expected layer numbers separated by commas, e.g. 20,21,22")
+        raise UsageError(
+            f"--prune-layers {printable(text)}: the value must be layer indices separated by commas, such as 20,21,22"
+        )
     return tuple(sorted(set(map(int, text.split(",")))))
 
 
 class RenamedTensor:
+    """A source's tensor under another name."""
+
     def __init__(self, tensor: SourceTensor, name: str):
         self._tensor, self.name, self.old_name = tensor, name, tensor.name
         self.format, self.shape = tensor.format, tensor.shape
 
-    def rows(self, first: int, last: int) -> np.ndarray:
-        return self._tensor.rows(first, last)
+    def read_rows(self, first: int, last: int) -> np.ndarray:
+        return self._tensor.read_rows(first, last)
 
     def release_rows(self, first: int, last: int) -> None:
         self._tensor.release_rows(first, last)
 
 
 class PrunedSource:
-    """A Source without some layers, the others renumbered, as by llama-quantize --prune-layers.
+    """A source without some layers, the others renumbered, as by llama-quantize --prune-layers.
 
     Attributes:
-        inner: the original source.  layers: number of remaining layers.
+        inner: the source with all layers.  layers: count of the remaining ones.
     """
 
     def __init__(self, inner: Source, pruned: Sequence[int]):
-        """Remove layers. Raises UsageError for a layer that does not exist, and if no layer remains."""
+        """Remove layers. Raises UsageError if one does not exist, or if none would remain."""
         numbers = {int(match[1]) for tensor in inner.tensors if (match := LAYER.match(tensor.name))}
         if missing := sorted(set(pruned) - numbers):
-            raise UsageError(f"--prune-layers: there is no layer {missing[0]}; the model has {len(numbers)}")
+            raise UsageError(f"--prune-layers: layer {missing[0]} does not exist; the model has {len(numbers)} layers")
         kept_layers = sorted(numbers - set(pruned))
         if not kept_layers:
-            raise UsageError("--prune-layers: no layer is left")
+            raise UsageError("--prune-layers: at least one layer must remain")
         new = {number: place for place, number in enumerate(kept_layers)}
         names = {tensor.name: renumber_tensor(tensor.name, new) for tensor in inner.tensors}
         self.inner, self.layers = inner, len(kept_layers)
@@ -135,7 +142,7 @@ class PrunedSource:
 
 
 def renumber_tensor(name: str, new: Mapping[int, int]) -> str | None:
-    """Return a tensor's name with its layer's new index, or None if its layer is removed."""
+    """Return a tensor's name with the new index of its layer, or None if the layer is removed."""
     match = LAYER.match(name)
     if not match:
         return name
@@ -143,7 +150,7 @@ def renumber_tensor(name: str, new: Mapping[int, int]) -> str | None:
 
 
 def pack_like(old: object, values: Sequence[object]) -> PackedValue:
-    """Pack an array of values in the type of an old one."""
+    """Pack an array of values in the type of another array."""
     packed = pack_value(old)
     kind = int.from_bytes(packed[4:8], "little")
     if int.from_bytes(packed[:4], "little") == ARRAY and kind in SCALARS:
@@ -155,10 +162,10 @@ def pack_like(old: object, values: Sequence[object]) -> PackedValue:
 
 
 class SourceGuard:
-    """The sizes and times of files when reading began.
+    """Remembers the sizes and times of files when reading began.
 
     Attributes:
-        identity: for each file (path, bytes, time of the last change in ns), None for a missing file.
+        identity: (path, bytes, time of the last change in ns) of each file, None for a missing one.
     """
 
     def __init__(self, files: Sequence[str]):
@@ -166,14 +173,14 @@ class SourceGuard:
         self.identity = [compute_identity(path) for path in files]
 
     def check(self) -> None:
-        """Raise ModelError if a file has changed."""
+        """Raise ModelError if a file has changed since then."""
         for path, identity in zip(self._files, self.identity, strict=True):
             if identity != compute_identity(path):
                 raise ModelError(f"{path}: this file changed while it was read; nothing was written")
 
 
 def compute_identity(path: str) -> tuple[str, int, int] | None:
-    """Return a file's identity, which changes with its content; None if the file is gone."""
+    """Return values that change when a file's content does; None if the file does not exist."""
     try:
         status = os.stat(path)
     except OSError:

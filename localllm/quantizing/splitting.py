@@ -23,7 +23,7 @@ DEFAULT_MAX_TENSORS = 128  # gguf-split's default
 
 @frozen
 class SplitLimits:
-    """Maximum bytes and tensors of a file; 0 means no limit."""
+    """The maximum number of tensors and bytes of a file; 0 for no limit."""
 
     tensors: int = 0
     nbytes: int = 0  # of tensors, with their padding
@@ -31,18 +31,18 @@ class SplitLimits:
 
 
 def parse_bytes(text: str, option: str) -> int:
-    """Parse a size in decimal units, such as 45G, 45GB, 800M or 3.5GB, or in bytes. Raises UsageError."""
+    """Parse a size in bytes or decimal units, such as 45G, 45GB, 800M or 3.5GB. Raises UsageError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?)b?", text.lower())
     number = int(float(match[1]) * UNITS[match[2]]) if match else 0
     if not number:
-        raise UsageError(f"{option} {printable(text)}: expected a size like 45G, 3.5GB or 800MB")
+        raise UsageError(f"{option} {printable(text)}: the value must be a size, such as 45G, 3.5GB or 800MB")
     return number
 
 
 def divide_tensors(sizes: Mapping[str, int], limits: SplitLimits) -> list[list[str]]:
     """Divide tensors, in their order, among files. Raises UsageError for too many files.
 
-    sizes: bytes by name. A tensor larger than the limit gets a separate file.
+    sizes: in bytes, by name. A tensor that is larger than the limit gets a file of its own.
     """
     files: list[list[str]] = [[], []] if limits.empty_first else [[]]
     part_bytes = 0
@@ -57,12 +57,14 @@ def divide_tensors(sizes: Mapping[str, int], limits: SplitLimits) -> list[list[s
         files[-1].append(name)
         part_bytes += padded
     if len(files) > MAX_FILES:
-        raise UsageError(f"these limits would make {len(files)} files; at most {MAX_FILES} are possible")
+        raise UsageError(
+            f"these limits would make {len(files)} files, but at most {MAX_FILES} are possible: raise them"
+        )
     return files
 
 
 def describe_oversized(sizes: Mapping[str, int], limits: SplitLimits | None) -> list[str]:
-    """Warn of tensors that alone exceed the limit of a file."""
+    """Return a warning if single tensors exceed the limit of a file."""
     names = [name for name, nbytes in sizes.items() if limits and limits.nbytes and nbytes > limits.nbytes]
     more_tensors = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return [f"--split-max-size: {printable(names[0])}{more_tensors} alone is larger"] if names else []
@@ -71,9 +73,9 @@ def describe_oversized(sizes: Mapping[str, int], limits: SplitLimits | None) -> 
 def split_metadata(
     metadata: Mapping[str, object], counts: Sequence[int], order: Sequence[str], always: bool = False
 ) -> list[dict[str, object]]:
-    """Divide the metadata among files: the first has all of it, the others only the keys of a split.
+    """Divide the metadata among files: the first has all of it, the others only the split.* keys.
 
-    counts: tensors of each file. order: order of the split.* keys. always: add these keys even to a single file.
+    counts: tensors of each file. order: of the split.* keys. always: add these keys even to a single file.
     """
     shared = {key: value for key, value in metadata.items() if key not in SPLIT_KEYS}
     if len(counts) == 1 and not always:
@@ -87,17 +89,14 @@ def split_metadata(
 
 
 def merge_metadata(metadata: Mapping[str, object]) -> dict[str, object]:
-    """Return the metadata of a file with all tensors.
-
-    It is the first file's, with a split.count of 0, as in gguf-split.
-    """
+    """Return the metadata of one file with all tensors: the first file's with a split.count of 0, as in gguf-split."""
     return {key: value for key, value in metadata.items() if key != "split.count"} | {
         "split.count": pack_value(np.uint16(0))
     }
 
 
 def list_split_paths(path: str, count: int, always: bool = False) -> list[str]:
-    """Return the paths of `count` files for an output path: numbered if there are several, or always."""
+    """Return the paths of `count` files for an output path, numbered if there are several, or `always`."""
     if count == 1 and not always:
         return [path]
     match = SPLIT.fullmatch(path)

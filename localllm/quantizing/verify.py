@@ -1,4 +1,4 @@
-"""Verify a model file: finite weights, sane scales, checksums, and the error against its source."""
+"""Verify a model file: finite weights, sane scales, checksums, and its error relative to the source."""
 
 import hashlib
 import os
@@ -33,12 +33,12 @@ OnTensor = Callable[[int, int, str], None]  # (tensors done, all, name)
 
 @frozen
 class TensorReport:
-    """The findings about a tensor.
+    """What verification found about a tensor.
 
     Attributes:
         problem: the defect, or None.
         error: root of (squared error / squares of the source's weights), None without a source.
-        largest: the largest magnitude.  spread: largest group mean / median group mean.
+        largest: the largest magnitude.  spread: the largest mean square of a group / the median one.
     """
 
     name: str
@@ -52,7 +52,7 @@ class TensorReport:
 
 
 class FileChecksum(TypedDict):
-    """A file's path, its size in bytes and its SHA-256 in hexadecimal digits."""
+    """A file's path, size in bytes, and SHA-256 in hexadecimal digits."""
 
     path: str
     size: int
@@ -60,7 +60,7 @@ class FileChecksum(TypedDict):
 
 
 class FormatSummary(TypedDict):
-    """The tensors of one format: their count, their weights, and with a source their errors.
+    """The tensors of one format: their count and weights, and their errors if there is a source.
 
     error, worst: the median and the largest error.
     """
@@ -75,7 +75,7 @@ class FormatSummary(TypedDict):
 
 @frozen
 class Verification:
-    """The findings about a file: defects and warnings, each a sentence."""
+    """What verification found about a file; problems and warnings are sentences."""
 
     files: Sequence[FileChecksum]
     tensors: Sequence[TensorReport]
@@ -83,7 +83,7 @@ class Verification:
     warnings: Sequence[str] = field(default_factory=list)
 
     def summarize_formats(self) -> list[FormatSummary]:
-        """Summarize tensors by format: their count, their weights, and their errors if there is a source."""
+        """Return the count, the weights and, with a source, the errors of the tensors of each format."""
         rows = []
         for name in sorted({tensor.format for tensor in self.tensors}):
             tensors = [tensor for tensor in self.tensors if tensor.format == name]
@@ -104,7 +104,7 @@ def verify_file(
 ) -> Verification:
     """Check a whole file, and compare it with its source if there is one.
 
-    Raises ModelError if it is no GGUF file.
+    Raises ModelError if it is not a GGUF file.
     """
     file = GGUFFile.open(path)
     validity = check_validity(file)
@@ -152,10 +152,11 @@ def check_tensor(
 
 @frozen
 class RowStatistics:
-    """Sums over some rows.
+    """Sums over some rows of a tensor.
 
-    lost, whole: squared errors, and squared weights of the source. groups: mean squares. largest: the largest
-    magnitude.
+    Attributes:
+        lost, whole: squared errors, and squared weights of the source.
+        groups: mean squares of groups.  largest: the largest magnitude.
     """
 
     lost: float
@@ -169,7 +170,7 @@ def check_rows(
 ) -> RowStatistics:
     """Compute the sums over rows of a tensor. Raises ModelError for a weight that is not finite."""
     columns = tensor.shape[-1]
-    weights = widener.dequantize(tensor.format, tensor.rows(first, last), columns).astype(np.float64)
+    weights = widener.dequantize(tensor.format, tensor.read_rows(first, last), columns).astype(np.float64)
     tensor.release_rows(first, last)
     if not np.isfinite(weights).all():
         row, column = np.argwhere(~np.isfinite(weights))[0]
@@ -178,14 +179,16 @@ def check_rows(
     each = GROUP_WEIGHTS if columns % GROUP_WEIGHTS == 0 else columns
     groups, error_square, square = squares.reshape(-1, each).mean(axis=1), 0.0, 0.0
     if source_tensor is not None:
-        source = widener.dequantize(source_tensor.format, source_tensor.rows(first, last), columns).astype(np.float64)
+        source = widener.dequantize(source_tensor.format, source_tensor.read_rows(first, last), columns).astype(
+            np.float64
+        )
         source_tensor.release_rows(first, last)
         error_square, square = float(((weights - source) ** 2).sum()), float((source**2).sum())
     return RowStatistics(error_square, square, groups, float(np.abs(weights).max()))
 
 
 def describe_oddities(reports: Sequence[TensorReport], file: GGUFFile) -> list[str]:
-    """Describe suspicious weights of tensors that can be read."""
+    """Return a warning for each tensor with suspicious weights."""
     lines = []
     for report in reports:
         name, is_matrix = printable(report.name), len(report.shape) > 1
@@ -205,7 +208,7 @@ def describe_oddities(reports: Sequence[TensorReport], file: GGUFFile) -> list[s
 
 
 def describe_large_errors(reports: Sequence[TensorReport]) -> Iterator[str]:
-    """Describe tensors whose error is too large for their format."""
+    """Yield a warning for each tensor whose error is too large for its format."""
     compared = [report for report in reports if report.error is not None and len(report.shape) > 1]
     for report in compared:
         errors = [each.error for each in compared if each.format == report.format and each.error is not None]
@@ -217,7 +220,7 @@ def describe_large_errors(reports: Sequence[TensorReport]) -> Iterator[str]:
 
 
 def check_file_type(file: GGUFFile) -> str | None:
-    """Return a warning if no tensor has the format of the file's type."""
+    """Return a warning if no tensor has the format that general.file_type names, or None."""
     number = file.metadata.get("general.file_type")
     try:
         recipe = find_recipe(str(number & ~GUESSED)) if isinstance(number, int) else None
@@ -230,7 +233,7 @@ def check_file_type(file: GGUFFile) -> str | None:
 
 
 def describe_differences(file: GGUFFile, against: dict[str, SourceTensor]) -> list[str]:
-    """Describe tensors that only the file or only the source has, and scales that make both differ."""
+    """Describe tensors that only the file or only the source has, and folded scales, which change weights."""
     missing, extra = [name for name in against if name not in file.tensors], file.tensors.keys() - against.keys()
     lines = []
     if missing:

@@ -6,7 +6,7 @@ Source: https://github.com/ggml-org/llama.cpp/tree/master/tools/server
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localllm.engine.adapter_scales import trim_zeros
+from localllm.engine.adapter_scales import strip_trailing_zeros
 from localllm.errors import UsageError
 from localllm.generation.adapters import order_scales, parse_scales
 from localllm.server import http
@@ -32,5 +32,5 @@ async def set_scales(service: ServerContext, request: Request) -> Response:
         raise UsageError('the body must be an array of objects such as {"id": 0, "scale": 0.5}')
     async with service.pool.use(request.query_params.get("model")) as worker:
         engine = worker.model.engine
-        engine.adapter_scales = trim_zeros(order_scales(engine, scales))
+        engine.adapter_scales = strip_trailing_zeros(order_scales(engine, scales))
     return http.make_json_response({"success": True})

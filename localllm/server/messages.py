@@ -6,7 +6,7 @@ from json import dumps
 from localllm.errors import UsageError
 from localllm.server.attachments import FILE_TYPES, IMAGE_TYPES, convert_file_part, convert_image_part
 from localllm.server.fields import describe_type
-from localllm.text.messages import ROLES, Message, modernize
+from localllm.text.messages import ROLES, Message, convert_legacy_fields
 
 REASONING_TYPES = ("thinking", "reasoning", "redacted_thinking")  # types of parts that are reasoning
 TEXT_TYPES = ("text", "input_text", "output_text", "refusal")  # types of parts that are text
@@ -25,7 +25,7 @@ def _parse_message(message: object, number: int) -> Message:
         raise UsageError(f"messages[{number}] must be an object, not {describe_type(message)}")
     if str(message.get("role")) not in ROLES:
         raise UsageError(f"messages[{number}].role must be one of {', '.join(ROLES)}")
-    message = modernize(message)
+    message = convert_legacy_fields(message)
     role, content, name = message["role"], message.get("content"), f"messages[{number}].content"
     thoughts = find_reasoning_parts(content) if role == "assistant" else []
     if isinstance(content, list) and thoughts:

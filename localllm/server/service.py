@@ -310,7 +310,7 @@ def encode_infills(generate_request: GenerateRequest, model: "Model") -> list[Pr
         if isinstance(prompt, Infill):
             if not prompt.is_cut:
                 require_size(count_bytes(prompt.prefix) + count_bytes(prompt.suffix), model)
-            prompts.append(prompt.fit(model.tokenizer, model.context, generate_request.options.max_tokens))
+            prompts.append(prompt.encode_to_fit(model.tokenizer, model.context, generate_request.options.max_tokens))
         else:
             prompts.append(prompt)
     return prompts

@@ -239,7 +239,7 @@ class Worker:
             cancelled, self._cancelled = self._cancelled, deque()
         for subscriber in cancelled:
             if self._subscribers.pop(id(subscriber.request), None):
-                self._batch.drop(subscriber.request)
+                self._batch.cancel(subscriber.request)
                 self._metrics.record_cancelled(subscriber.request)
                 subscriber.request.listener = None
                 for completion in subscriber.request.answers:

@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.jsonl_file import encode_line
-from localllm.files.safe_file import ExclusiveWriter, SafeFile, create_private_folder
+from localllm.files.safe_file import SafeFile, WriteLock, create_private_folder
 from localllm.frozen import frozen
 from localllm.services.last_answer import VERSION
 from localllm.system.files import find_name_problem, get_user_folder, open_file, sync_file
@@ -189,7 +189,7 @@ class SessionFile:
         self.name, self._path = name, get_path(name)
         self.is_written = True
         create_private_folder(get_folder())
-        self._only = ExclusiveWriter(str(self._path))
+        self._only = WriteLock(str(self._path))
         try:
             self._only.__enter__()
         except UsageError:
@@ -316,7 +316,7 @@ def remove_session(name: str) -> None:
     path = get_path(name)
     _read_content(path, name)
     try:
-        with ExclusiveWriter(str(path)):
+        with WriteLock(str(path)):
             path.unlink()
     except UsageError:
         raise UsageError(f"session {name!r} is open in another chat") from None

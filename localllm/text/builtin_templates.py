@@ -1,9 +1,8 @@
-"""Chat templates for files without one, under llama.cpp's names.
+"""Provide chat templates for files without one, under llama.cpp's names.
 
 Most of them have a format for the messages of each role: {text} is the content, {trimmed} the content without
-surrounding white space, {role} the role. Source: llm_chat_apply_template in llama.cpp's src/llama-chat.cpp (for
-"plain":
-none).
+surrounding white space, {role} the role. Source: llm_chat_apply_template in llama.cpp's src/llama-chat.cpp; "plain" is
+our own.
 """
 
 import re
@@ -20,7 +19,7 @@ _EXPRESSIONS = {"{text}": "said(message)", "{trimmed}": "said(message).strip()",
 
 
 def _format_jinja(layout: str) -> str:
-    """Create Jinja code that writes a format.
+    """Convert a format to Jinja code.
 
     Line breaks go into string literals, where Jinja does not trim them.
     """
@@ -35,10 +34,10 @@ def _quote_string(text: str) -> str:
 def _make_template(
     prompt: str, others: str = "", roles: Mapping[str, str] | None = None, begin: str = "", before: str = ""
 ) -> str:
-    """Create a template.
+    """Build a template that writes each message in the format of its role.
 
-    roles: formats by role.  others: format of all other roles.  prompt: beginning of an answer.
-    begin: text before the conversation.  before: Jinja code before every message.
+    roles: formats by role. others: format of all other roles. prompt: beginning of an answer. begin: text before the
+    conversation. before: Jinja code before every message.
     """
     formats = "".join(
         f"{{% if message.role == '{role}' %}}{_format_jinja(layout)}{{% else %}}"
@@ -55,7 +54,10 @@ def _make_three_role_template(prompt: str, system: str, user: str, assistant: st
 
 
 def _make_instruction_template(begin: str, again: str, system: str, user: str, assistant: str) -> str:
-    """Create a template like Llama 2's or Mistral's, with an instruction block before every answer."""
+    """Build a template like Llama 2's or Mistral's, with an instruction block before every answer.
+
+    begin, again: beginnings of the first block and of later ones.
+    """
     answered = "loop.previtem.role not in ('system', 'user')"
     before = f"{{% if loop.first %}}{_format_jinja(begin)}{{% elif {answered} %}}{_format_jinja(again)}{{% endif %}}"
     return _make_template("", assistant, {"system": system, "user": user}, before=before)
@@ -66,7 +68,7 @@ def _make_llama2_template(system: str, content: str = "{text}", again: str = "[I
 
 
 def _make_folding_template(prompt: str, user: str, assistant: str, content: str = "{text}") -> str:
-    """Create a template that writes the content of system messages before the next user message."""
+    """Build a template that writes system messages into the user message after them."""
     keep = f"{{% set kept.text = kept.text ~ {_EXPRESSIONS[content]} %}}"
     give = "{{ kept.text ~ ('\\n\\n' if kept.text else '') }}{% set kept.text = '' %}"
     head, tail = user.split(content)
@@ -186,7 +188,7 @@ BUILTIN_TEMPLATES: dict[str, str] = {
 
 
 def choose_template(choice: str) -> str:
-    """Return the Jinja source of a built-in template, or `choice` itself if it is Jinja. Raises UsageError."""
+    """Return the source of a built-in template, or `choice` itself if it is Jinja code. Raises UsageError."""
     if choice in BUILTIN_TEMPLATES:
         return BUILTIN_TEMPLATES[choice]
     if "{%" in choice or "{{" in choice:

@@ -1,8 +1,7 @@
-"""CLIP's tokenizer: lower case, byte-level BPE; the last subword of each word ends with "</w>".
+"""Tokenize text for CLIP: lower case, byte-level BPE; the last subword of each word ends with "</w>".
 
-Merges are the file's `tokenizer.ggml.merges`. Files of clip.cpp have none: their tokens are in merge order, and a
-token's
-merge joins the two subwords into which earlier merges combine its characters.
+Merges are the file's `tokenizer.ggml.merges`. Files of clip.cpp have none: their tokens are in merge order, and each
+joins the two subwords into which earlier merges combine its characters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,14 +19,14 @@ WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 
 
 class ClipTokenizer:
-    """The CLIP tokenizer of a file.
+    """The tokenizer of CLIP's text encoder.
 
     Attributes:
         pieces: the text of every token.
     """
 
     def __init__(self, metadata: Mapping[str, object], path: str = ""):
-        """Read the vocabulary. Raises ModelError if it is not CLIP's."""
+        """Read the vocabulary. Raises ModelError unless it is CLIP's."""
         keys = MetadataReader(metadata, "tokenizer.ggml.", path)
         self.pieces = keys.read_strings("tokens")
         ids = {piece: number for number, piece in enumerate(self.pieces)}
@@ -40,12 +39,12 @@ class ClipTokenizer:
         self._start, self._end, self._tokenizer = ids[START], ids[END], build_bpe(ids, pairs)
 
     def encode(self, text: str) -> list[int]:
-        """Encode a text between the start and end tokens; unknown characters become the end token."""
+        """Encode a text between the start and end tokens. Unknown characters become the end token."""
         return [self._start, *self._tokenizer.encode(text).ids, self._end]
 
 
 def split_merge(keys: MetadataReader, merge: str) -> tuple[str, str]:
-    """Split a merge into its two subwords. Raises ModelError."""
+    """Split a merge into its two subwords. Raises ModelError unless there are two."""
     left, _, right = merge.partition(" ")
     if not left or not right:
         raise keys.make_error(
@@ -55,7 +54,7 @@ def split_merge(keys: MetadataReader, merge: str) -> tuple[str, str]:
 
 
 def derive_merges(pieces: Sequence[str]) -> list[tuple[str, str]]:
-    """Derive the merges of tokens in merge order. Raises ModelError for another order."""
+    """Derive merges from tokens in merge order. Raises ModelError if they are in another order."""
     ranks, merges = dict[str, float](), list[tuple[str, str]]()
     for piece in pieces:
         symbols = split_symbols(piece)
@@ -70,13 +69,13 @@ def derive_merges(pieces: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def split_symbols(piece: str) -> list[str]:
-    """Split a token into characters; "</w>" stays with the last one."""
+    """Split a token into characters, the last one together with "</w>"."""
     stem = piece.removesuffix(END_OF_WORD)
     return [*stem[:-1], stem[-1:] + piece[len(stem) :]]
 
 
 def build_bpe(ids: dict[str, int], merges: list[tuple[str, str]]) -> "Tokenizer":
-    """Build the tokenizer with Hugging Face's tokenizers library."""
+    """Build a BPE tokenizer of the tokenizers library."""
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
     model = models.BPE(ids, merges, unk_token=END, continuing_subword_prefix="", end_of_word_suffix=END_OF_WORD)

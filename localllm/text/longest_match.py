@@ -1,12 +1,12 @@
-r"""Greedy longest-match tokenizers: BERT's WordPiece, and RWKV's World.
+r"""Tokenize by the longest match: BERT's WordPiece, and RWKV's World.
 
 WordPiece (Devlin et al. 2018) normalizes text first: control characters and accents are removed, letters become lower
 case; white space, punctuation and Chinese characters end words. As in the models' own tokenizers, a word that cannot be
 split into subwords, or is too long, becomes a single unknown token. Source:
 https://github.com/google-research/bert/blob/master/tokenization.py
 
-RWKV matches the UTF-8 bytes of the whole text. Files write a token with the escapes of Python's bytes literals: \n,
-\x8f and so on, and a backslash before a backslash or quote.
+RWKV matches the UTF-8 bytes of the whole text. Files write a token with the escapes of Python's bytes literals: \\n,
+\\x8f and so on, and a backslash before a backslash or quote.
 """
 
 import re
@@ -27,7 +27,7 @@ ASCII_PUNCTUATION = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 
 
 class WordPieceTokenizer(SubwordTokenizer):
-    """A WordPiece tokenizer; tokens that begin a word have the prefix "▁"."""
+    """BERT's WordPiece tokenizer. Tokens that begin a word have the prefix "▁"."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
@@ -44,7 +44,7 @@ class WordPieceTokenizer(SubwordTokenizer):
         return [token for part in self._split_chunk(word) for token in self._encode_normalized(part)]
 
     def _split_chunk(self, chunk: str) -> list[str]:
-        """Split into normalized words, and single punctuation and Chinese characters."""
+        """Split at punctuation and Chinese characters, which become words of their own, and normalize the words."""
         parts: list[str] = []
         normalized = "".join(character for character in chunk if not is_control(character))
         for piece in CHINESE.split(normalized):
@@ -63,7 +63,7 @@ class WordPieceTokenizer(SubwordTokenizer):
         return "".join([character.lower() for character in piece]) if self._lower else piece
 
     def _encode_normalized(self, word: str) -> list[int]:
-        """Encode a normalized word."""
+        """Return the longest tokens that make up a normalized word, or the unknown token."""
         if len(word) > MAX_WORD:
             return self._unknown
         ids, tokens, remaining = self.vocabulary.ids, list[int](), "▁" + word
@@ -77,12 +77,12 @@ class WordPieceTokenizer(SubwordTokenizer):
 
 
 def is_control(character: str) -> bool:
-    """Return whether a character is dropped: control, format, private use and unassigned characters."""
+    """Return whether BERT drops a character: control, format, private use or unassigned."""
     return character in ("\0", "\ufffd") or (category(character) in ("Cc", "Cf", "Co") and character not in "\t\n\r")
 
 
 def is_punctuation(character: str) -> bool:
-    """Return whether a character is a word of its own."""
+    """Return whether BERT makes a character a word of its own."""
     return character in ASCII_PUNCTUATION or category(character)[0] == "P"
 
 
@@ -91,7 +91,7 @@ _NAMED = {"t": b"\t", "n": b"\n", "r": b"\r"}
 
 
 def unescape(piece: str) -> bytes:
-    """Decode the bytes of a token."""
+    """Decode the escapes of RWKV's vocabulary to the bytes of a token."""
     data, end = b"", 0
     for escape in _ESCAPED.finditer(piece):
         data += piece[end : escape.start()].encode(errors="replace")
@@ -101,10 +101,10 @@ def unescape(piece: str) -> bytes:
 
 
 class RwkvTokenizer(SubwordTokenizer):
-    """RWKV's tokenizer."""
+    """RWKV's World tokenizer."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        """Build the table of tokens. Raises ModelError if one of the 256 bytes has no token."""
+        """Index the tokens by their first bytes. Raises ModelError if one of the 256 bytes has no token."""
         super().__init__(vocabulary)
         kinds = vocabulary.types
         tokens = [token for token in vocabulary.ids.values() if kinds[token] == NORMAL]

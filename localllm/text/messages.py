@@ -1,7 +1,7 @@
 """Validate conversations from programs and files, and rearrange them for restrictive templates.
 
 Some templates allow only one system message, or only alternating roles. No text is duplicated or lost: system messages
-are merged into the leading one or into a user's message, and consecutive messages of one role into one message.
+are merged into the leading one or into a user message, and consecutive messages of one role into one.
 """
 
 import hashlib
@@ -20,23 +20,21 @@ ROLES = {
 
 
 def validate_messages(messages: Sequence[Message]) -> list[Message]:
-    """Validate messages, and convert each content to a string. Raises UsageError.
+    """Return validated messages, each content converted to a string. Raises UsageError.
 
-    A content may be a list of parts as in OpenAI's API, [{"type": "text", "text": ...}]; these are joined by newlines,
-    as
-    in llama.cpp. A missing content becomes "", an assistant's None, because templates may treat None and ""
-    differently.
-    Roles and calls of OpenAI's legacy APIs are converted to the current ones.
+    Parts as in OpenAI's API, [{"type": "text", "text": ...}], are joined by newlines, as in llama.cpp. A missing
+    content becomes "", an assistant's None, because templates may treat None and "" differently. Roles and calls of
+    OpenAI's legacy APIs are converted to the current ones.
     """
     if isinstance(messages, str | bytes | Mapping):
-        raise UsageError(f"messages must be a list of messages, not {type(messages).__name__}")
+        raise UsageError(f"messages must be a list of messages (found {type(messages).__name__})")
     return [_validate_message(message) for message in messages]
 
 
 def _validate_message(message: object) -> Message:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise UsageError('a message must be {"role": ..., "content": ...}' + f", not {message!r}")
-    modern: Message = modernize(message)
+    modern: Message = convert_legacy_fields(message)
     role, content = modern["role"], modern.get("content")
     if content is None:
         return {**modern, "content": None if role == "assistant" else ""}
@@ -44,14 +42,14 @@ def _validate_message(message: object) -> Message:
         return modern
     if isinstance(content, list):
         return {**modern, "content": "\n".join(map(_get_part_text, content))}
-    raise UsageError(f"the content of a message must be a string, not {type(content).__name__}")
+    raise UsageError(f"the content of a message must be a string (found {type(content).__name__})")
 
 
-def modernize(message: Message) -> Message:
+def convert_legacy_fields(message: Message) -> Message:
     """Convert roles and fields of OpenAI's legacy APIs to the current ones.
 
-    `function_call` becomes the only entry of tool_calls, and `refusal` the content if that is empty. A function's
-    result names its call: both get an id derived from the function's name.
+    `function_call` becomes the only entry of tool_calls; `refusal` becomes the content if that is empty. A call and its
+    result, which only the function's name connects, get an id derived from that name.
     """
     role = message.get("role")
     fields = {key: value for key, value in message.items() if key not in ("function_call", "refusal")}
@@ -67,7 +65,7 @@ def modernize(message: Message) -> Message:
 
 
 def make_short_id(text: str) -> str:
-    """Derive a call id of nine letters and digits, which some templates require, from a string."""
+    """Derive a call id of nine letters and digits from a string, as some templates require."""
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:9]
 
 
@@ -93,9 +91,9 @@ KeepsSystem = Callable[[int, str], bool]
 
 
 def iter_arrangements(messages: Sequence[Message], keeps_system: KeepsSystem) -> Iterator[Sequence[Message]]:
-    """Yield arrangements of a conversation, closest to the original first.
+    """Yield arrangements of a conversation, the most similar to the original first.
 
-    keeps_system: see ChatTemplate.keeps_system.
+    keeps_system: tells which positions of system messages the template renders, see ChatTemplate.keeps_system.
     """
     if not messages:
         return
@@ -120,7 +118,10 @@ def iter_arrangements(messages: Sequence[Message], keeps_system: KeepsSystem) ->
 
 
 def make_system_probe(at_head: int, later: str) -> tuple[list[Message], list[str]]:
-    """Return a conversation with system messages at the given positions, and their unique contents."""
+    """Build a conversation with system messages at these positions.
+
+    Returns it with the contents of its system messages, which are unique. Arguments as in ChatTemplate.keeps_system.
+    """
     texts_of_marks = {"user": "Hi", "assistant": "Hello"}
     following = {"": [], BETWEEN: ["assistant", "system", "user"], LAST: ["system"], ANSWERED: ["assistant"]}
     roles = ["system"] * at_head + (["user", *following[later]] if later != ALONE else [])
@@ -130,7 +131,7 @@ def make_system_probe(at_head: int, later: str) -> tuple[list[Message], list[str
 
 
 def arrange_systems(messages: Sequence[Message], keeps_system: KeepsSystem) -> Sequence[Message]:
-    """Return the conversation with system messages only at positions where the template keeps them."""
+    """Return the conversation with system messages only where the template keeps them."""
     count = count_leading_systems(messages)
     head, turns = list(messages[:count]), list(messages[count:])
     if not count and not any(is_system(message) for message in turns):
@@ -143,24 +144,28 @@ def arrange_systems(messages: Sequence[Message], keeps_system: KeepsSystem) -> S
         head, turns = [], move_systems_to_latest(head, turns)
     if len(head) > 1 and not keeps_system(count, ""):
         head = [join_messages(head)]
-    places = {LAST if is_last(turns, place) else BETWEEN for place, message in enumerate(turns) if is_system(message)}
+    places = {
+        LAST if has_only_systems_left(turns, place) else BETWEEN
+        for place, message in enumerate(turns)
+        if is_system(message)
+    }
     if all(keeps_system(min(len(head), 1), place) for place in places):
         return [*head, *turns] if len(head) != count else messages
     return move_systems_first([*head, *turns])
 
 
 def move_systems_first(messages: Sequence[Message]) -> list[Message]:
-    """Return the conversation with all system messages at its beginning."""
+    """Return the conversation with all system messages joined at its beginning."""
     count = count_leading_systems(messages)
     leading, moved = move_systems(messages[count:])
     return [*([join_messages([*messages[:count], *leading])] if leading else messages[:count]), *moved]
 
 
 def move_systems_to_latest(head: Sequence[Message], turns: Sequence[Message]) -> list[Message]:
-    """Move the system messages into the last user message, as Mistral's templates do.
+    """Move system messages into the last user message, as Mistral's templates do.
 
-    The templates themselves do so only if a user message is the last one. After an answer or a result, they drop system
-    messages.
+    The templates do so themselves only if the last message is a user's; after an answer or a tool result they drop
+    system messages.
     """
     index = next((index for index in reversed(range(len(turns))) if turns[index]["role"] == "user"), None)
     if index is None:
@@ -169,7 +174,7 @@ def move_systems_to_latest(head: Sequence[Message], turns: Sequence[Message]) ->
 
 
 def move_systems_to_users(messages: Sequence[Message]) -> list[Message]:
-    """Move all system messages into user messages."""
+    """Return the conversation with all system messages moved into user messages."""
     leading, moved = move_systems(messages)
     for text in reversed(leading):
         place = next((place for place, message in enumerate(moved) if message["role"] == "user"), None)
@@ -181,15 +186,15 @@ def move_systems_to_users(messages: Sequence[Message]) -> list[Message]:
 
 
 def ensure_user(messages: Sequence[Message]) -> Sequence[Message]:
-    """Convert the system messages of a conversation without user messages to one."""
+    """Turn the system messages of a conversation without user messages into a user message."""
     return messages if any(message["role"] == "user" for message in messages) else move_systems_to_users(messages)
 
 
 def move_systems(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
-    """Move system messages into user messages; return the remaining system messages, and all others.
+    """Move system messages into user messages; return those that remain, and all other messages.
 
-    A system message goes into the user message directly after it. After an answer at the end of the conversation, it
-    becomes a user message. Otherwise it goes into the latest user message before it. Without any, it remains.
+    A system message goes into the user message directly after it, becomes a user message after an answer at the end of
+    the conversation, and otherwise goes into the latest user message before it. If there is none, it remains.
     """
     leading, moved, waiting = list[Message](), list[Message](), list[Message]()
     for place, message in enumerate(messages):
@@ -212,12 +217,12 @@ def move_systems(messages: Sequence[Message]) -> tuple[list[Message], list[Messa
 
 
 def fill_contents(messages: Sequence[Message]) -> list[Message]:
-    """Return the conversation with "" for every content that is None or missing."""
+    """Return the conversation with "" for contents that are None or missing."""
     return [message if message.get("content") is not None else {**message, "content": ""} for message in messages]
 
 
 def split_calls(messages: Sequence[Message]) -> list[Message]:
-    """Return the conversation with one call per message, each before its result, as Llama 3 requires."""
+    """Return the conversation with one tool call per message, each before its result, as Llama 3 requires."""
     split, place = list[Message](), 0
     while place < len(messages):
         message = messages[place]
@@ -254,7 +259,7 @@ def shorten_ids(messages: Sequence[Message]) -> list[Message]:
 
 
 def merge_neighbours(messages: Sequence[Message]) -> list[Message]:
-    """Merge consecutive messages of one role, except tool results."""
+    """Join consecutive messages of one role, except tool results."""
     merged = list[Message]()
     for message in messages:
         if merged and message["role"] == merged[-1]["role"] and message["role"] != "tool":
@@ -283,7 +288,7 @@ def alternate_roles(messages: Sequence[Message]) -> list[Message]:
 
 
 def join_messages(messages: Sequence[Message]) -> Message:
-    """Join messages of one role: their contents, reasoning and calls, in order."""
+    """Join the contents, reasoning and calls of messages of one role."""
     together: Message = {}
     for message in messages:
         together |= message
@@ -297,7 +302,7 @@ def join_messages(messages: Sequence[Message]) -> Message:
 
 
 def join_contents(contents: Sequence[object]) -> str | list[object]:
-    """Join contents, strings or lists of parts; into a string if all are strings, else into a list of parts."""
+    """Join contents, strings or lists of parts: to a string if all are strings, else to a list of parts."""
     strings = [content for content in contents if isinstance(content, str) and content]
     lists = [content for content in contents if isinstance(content, list) and content]
     if not lists:
@@ -307,7 +312,7 @@ def join_contents(contents: Sequence[object]) -> str | list[object]:
 
 
 def extend_content(message: Message, before: Sequence[object] = (), after: Sequence[object] = ()) -> Message:
-    """Return a message with contents added before and after its own."""
+    """Return a copy of a message with contents added before and after its own."""
     return {**message, "content": join_contents([*before, message["content"], *after])}
 
 
@@ -316,7 +321,7 @@ def get_contents(messages: Sequence[Message]) -> list[object]:
 
 
 def count_leading_systems(messages: Sequence[Message]) -> int:
-    """Count the leading system messages."""
+    """Count the system messages at the beginning."""
     return next((place for place, message in enumerate(messages) if not is_system(message)), len(messages))
 
 
@@ -325,8 +330,8 @@ def is_system(message: Message) -> bool:
     return result
 
 
-def is_last(messages: Sequence[Message], place: int) -> bool:
-    """Return whether only system messages follow."""
+def has_only_systems_left(messages: Sequence[Message], place: int) -> bool:
+    """Return whether all messages from `place` on are system messages."""
     return all(is_system(message) for message in messages[place:])
 
 

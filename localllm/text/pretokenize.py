@@ -1,14 +1,14 @@
-r"""Split text into words by a pre-tokenizer: one for each value of `tokenizer.ggml.pre`.
+"""Split text into words, by one pre-tokenizer for each value of `tokenizer.ggml.pre`.
 
-A pre-tokenizer is a list of regular expressions (Oniguruma syntax, as in Hugging Face's tokenizer.json files). Each one
+A pre-tokenizer is a list of regular expressions (Oniguruma syntax, as in Hugging Face's tokenizer.json files). Each
 splits the results of the previous ones into its matches and the text between them.
 
 The expressions are those of the models' own tokenizer.json files if known, otherwise llama.cpp's. Both give the same
 words except where llama.cpp does not distinguish upper and lower case: for non-ASCII letters in gpt-4o, tekken and
-similar ones, for all letters in youtu, tiny_aya and kimi-k2; and for tiny_aya's digits before
-letters. tests/support/pretokenizer_sources.py has the repository of each tokenizer.
+similar ones, for all letters in youtu, tiny_aya and kimi-k2; and for tiny_aya's digits before letters.
+tests/support/pretokenizer_sources.py has the repository of each tokenizer.
 
-Text is first normalized to NFC if the model's original tokenizer does so (llama.cpp never does), since file names of
+Text is first normalized to NFC if the model's original tokenizer does so (llama.cpp never does), because file names of
 macOS and PDFs often have decomposed characters ("e" and an accent for "é"). Only GGUF files converted by localllm state
 whether to normalize; for others it follows from the pre-tokenizer or the architecture. Source: the tokenizers of
 transformers (qwen2, qwen3_5, cohere, and gpt_neox, which OLMo, MPT, Mamba and ModernBERT use, too).
@@ -24,10 +24,10 @@ from localllm.frozen import frozen
 
 
 @frozen
-class DigitGroups:
-    """A step that splits runs of digits into threes, counted from the right.
+class DigitGrouping:
+    """A step that splits runs of digits into groups of three, counted from the right.
 
-    A regular expression would scan the rest of the run for every three digits, which takes quadratic time.
+    A regular expression would scan the rest of the run for every group, which takes quadratic time.
     """
 
     runs: str  # the expression that matches a run
@@ -36,9 +36,9 @@ class DigitGroups:
 
 @frozen
 class PreTokenizer:
-    """A pre-tokenizer, and further properties that llama.cpp derives from its name."""
+    """A pre-tokenizer, and other properties that llama.cpp derives from its name."""
 
-    patterns: tuple[str | DigitGroups, ...]
+    patterns: tuple[str | DigitGrouping, ...]
     ignore_merges: bool = False  # a word that is a whole token becomes that token, regardless of merges
     adds_bos: bool = False  # the default of tokenizer.ggml.add_bos_token
     marks_spaces: bool = False  # SentencePiece style: "▁" for a space, raw UTF-8 instead of byte-level characters
@@ -52,27 +52,29 @@ _SYMBOLS = r" ?[^\s\p{L}\p{N}]+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
 
-def _build_words(digits: str, letters: str = r"[^\r\n\p{L}\p{N}]?\p{L}+", symbols: str = _SYMBOLS + r"[\r\n]*") -> str:
-    """Build an expression in the structure of GPT-4's cl100k: contractions, words, digits, symbols, spaces.
+def _build_word_regex(
+    digits: str, letters: str = r"[^\r\n\p{L}\p{N}]?\p{L}+", symbols: str = _SYMBOLS + r"[\r\n]*"
+) -> str:
+    """Build an expression like GPT-4's cl100k: contractions, words, digits, symbols, spaces.
 
-    A word may have one leading character.
+    A word may begin with one other character.
     """
     return rf"{_CONTRACTION}|{letters}|{digits}|{symbols}|{_LINES_AND_SPACES}"
 
 
-def _build_cased_words(
+def _build_cased_word_regex(
     digits: str, ending: str, upper: str = _UPPER, lower: str = _LOWER, symbol_tail: str = r"[\r\n/]*"
 ) -> str:
-    """Build an expression in the structure of GPT-4o's o200k: a word also ends between lower and upper case."""
+    """Build an expression like GPT-4o's o200k, where a word also ends between lower and upper case."""
     lead = r"[^\r\n\p{L}\p{N}]?"
     words = rf"{lead}{upper}*{lower}+{ending}|{lead}{upper}+{lower}*{ending}"
     return rf"{words}|{digits}|{_SYMBOLS}{symbol_tail}|{_LINES_AND_SPACES}"
 
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3 = _build_words(r"\p{N}{1,3}")
-_QWEN2 = _build_words(r"\p{N}")
-_GPT4O = _build_cased_words(r"\p{N}{1,3}", rf"(?:{_CONTRACTION})?")
+_LLAMA3 = _build_word_regex(r"\p{N}{1,3}")
+_QWEN2 = _build_word_regex(r"\p{N}")
+_GPT4O = _build_cased_word_regex(r"\p{N}{1,3}", rf"(?:{_CONTRACTION})?")
 _LINES = r"[^\n]+|\n+"
 _WORDS_OF_BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _KANA_AND_HAN = "[一-龥぀-ゟ゠-ヿ]+"
@@ -80,7 +82,7 @@ _ASCII_WORDS = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p
 _DEEPSEEK3 = rf"{_ASCII_WORDS}| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_LINES_AND_SPACES}"
 _SPARK = rf"{_ASCII_WORDS}| ?[\p{{P}}\p{{S}}]+|[\r\n]|\s+(?!\S)|\s+"
 _NOT_HAN_UPPER, _NOT_HAN_LOWER = rf"[{_UPPER[1:-1]}&&[^\p{{Han}}]]", rf"[{_LOWER[1:-1]}&&[^\p{{Han}}]]"
-_KIMI_WORDS = _build_cased_words(
+_KIMI_WORDS = _build_cased_word_regex(
     r"\p{N}{1,3}", rf"(?:{_CONTRACTION})?", _NOT_HAN_UPPER, _NOT_HAN_LOWER, symbol_tail=r"[\r\n]*"
 )
 # The cased letters as listed in DeepSeek's first tokenizer: no Unicode property gives the same set.
@@ -93,12 +95,12 @@ _AFMOE_SCRIPTS = "[一-鿿㐀-䶿\uf900-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿�
 _YOUTU_SCRIPTS = "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+"
 _SPACES_BY_POWERS_OF_TWO = "|".join(rf"\s{{{2**n}}}(?!\S)" for n in range(9, 1, -1)) + r"|\s{1,2}(?!\S)|\s"
 
-_QWEN35 = _build_words(r"\p{N}", r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*")
+_QWEN35 = _build_word_regex(r"\p{N}", r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*")
 # The lookbehind keeps the time linear: without it, every space of a long run would start a search for a newline.
 _JAIS2 = _LLAMA3.replace(_LINES_AND_SPACES, rf"(?<![^\S\r\n])\s*[\r\n]+|{_SPACES_BY_POWERS_OF_TWO}")
 _BAILING = _QWEN2.replace(r"\s*[\r\n]+", r"\s*[\r\n]")
 _EXAONE_WORDS = r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+"
-_EXAONE_MOE = _build_words(r"\p{N}", _EXAONE_WORDS, rf"{_SYMBOLS}[\r\n/]?").replace(r"\s*[\r\n]+", r"\s*[\r\n]")
+_EXAONE_MOE = _build_word_regex(r"\p{N}", _EXAONE_WORDS, rf"{_SYMBOLS}[\r\n/]?").replace(r"\s*[\r\n]+", r"\s*[\r\n]")
 _CHAMELEON_IMAGES = ("<sentinel:[0-9]+>", "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z")
 _CHAMELEON = (*_CHAMELEON_IMAGES, r"([\t\n]|    |  )", r"\p{N}", r"[\p{P}!-/:-@\[-`{-~]", _GPT2)
 _DEEPSEEK_PUNCTUATION = r"\s?[!-/:-~！-／：-～‘-‟\u3000-。]+"
@@ -123,7 +125,7 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
     ),
     ("dbrx smaug-bpe glm4 chatglm-bpe", PreTokenizer((_LLAMA3,))),
     ("jais-2", PreTokenizer((_JAIS2,))),
-    ("minicpm5", PreTokenizer((r"\p{N}{1,3}", _build_words(r"\p{N}+")), ignore_merges=True)),
+    ("minicpm5", PreTokenizer((r"\p{N}{1,3}", _build_word_regex(r"\p{N}+")), ignore_merges=True)),
     (
         "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2",
         PreTokenizer((_QWEN2,)),
@@ -131,26 +133,26 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
     ("qwen35", PreTokenizer((_QWEN35,))),
     ("laguna", PreTokenizer((_LINES, _QWEN2))),
     ("ufakzeka", PreTokenizer((_QWEN2.removeprefix(f"{_CONTRACTION}|"),))),
-    ("seed-coder", PreTokenizer((_build_words(r"\p{N}", symbols=r" ?[^\s\p{L}\p{N}\r\n]+"),))),
+    ("seed-coder", PreTokenizer((_build_word_regex(r"\p{N}", symbols=r" ?[^\s\p{L}\p{N}\r\n]+"),))),
     ("bailingmoe bailingmoe2 llada-moe", PreTokenizer((_BAILING,))),
     ("exaone-moe", PreTokenizer((_EXAONE_MOE,))),
     ("gpt-4o llama4 kanana2 talkie minimax-m2", PreTokenizer((_GPT4O,))),
     ("granite-embed-multi-97m", PreTokenizer((_GPT4O,), ignore_merges=True)),
-    ("tiny_aya cohere2moe", PreTokenizer((DigitGroups(r"(?<!\d)\d++\b"), _GPT4O))),
-    ("tekken", PreTokenizer((_build_cased_words(r"\p{N}", ""),), ignore_merges=True, adds_bos=True)),
+    ("tiny_aya cohere2moe", PreTokenizer((DigitGrouping(r"(?<!\d)\d++\b"), _GPT4O))),
+    ("tekken", PreTokenizer((_build_cased_word_regex(r"\p{N}", ""),), ignore_merges=True, adds_bos=True)),
     (
         "youtu",
-        PreTokenizer((_YOUTU_SCRIPTS, _build_cased_words(r"\p{N}", rf"(?:{_CONTRACTION})?")), ignore_merges=True),
+        PreTokenizer((_YOUTU_SCRIPTS, _build_cased_word_regex(r"\p{N}", rf"(?:{_CONTRACTION})?")), ignore_merges=True),
     ),
     ("kimi-k2", PreTokenizer((rf"\p{{Han}}+|{_KIMI_WORDS}",), needs_merges=False)),
     ("deepseek-llm", PreTokenizer(_DEEPSEEK)),
     ("deepseek-coder", PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_HAN, r"\p{N}"))),
     ("deepseek-v3 hunyuan-dense hy_v4 joyai-llm", PreTokenizer((r"\p{N}{1,3}", _KANA_AND_HAN, _DEEPSEEK3))),
     ("spark2_5", PreTokenizer((r"\p{N}{1,3}", _KANA_AND_HAN, _SPARK, r"\p{N}"))),
-    ("afmoe", PreTokenizer((DigitGroups(r"\p{N}+", decimal=False), _AFMOE_SCRIPTS, _DEEPSEEK3))),
+    ("afmoe", PreTokenizer((DigitGrouping(r"\p{N}+", decimal=False), _AFMOE_SCRIPTS, _DEEPSEEK3))),
     ("bloom poro-chat gpt3-finnish", PreTokenizer((_WORDS_OF_BLOOM,))),
     ("viking", PreTokenizer((_WORDS_OF_BLOOM, r"\p{N}"))),
-    ("superbpe", PreTokenizer((r"\p{N}+", DigitGroups(r"\d+")))),
+    ("superbpe", PreTokenizer((r"\p{N}+", DigitGrouping(r"\d+")))),
     ("gemma4 granite-embed-multi-311m", PreTokenizer((_LINES,), adds_bos=True, marks_spaces=True, joins_lines=True)),
     ("sarvam-moe", PreTokenizer((_LINES,), marks_spaces=True)),
 )
@@ -162,12 +164,12 @@ Splitter = Callable[[str], list[str]]
 WINDOW, MARGIN = 1 << 18, 1 << 12  # characters: see `split_in_windows`
 
 
-def make_splitter(steps: Iterable[str | DigitGroups]) -> Splitter:
-    """Create a function that splits a text into words, whose concatenation is the text."""
+def make_splitter(steps: Iterable[str | DigitGrouping]) -> Splitter:
+    """Return a function that splits a text into words, whose concatenation is the text."""
     cuts: list[Splitter] = []
     for _, equal_steps in groupby(steps, type):
         group = list(equal_steps)
-        cuts += [_make_digit_splitter(step) for step in group if isinstance(step, DigitGroups)]
+        cuts += [_make_digit_splitter(step) for step in group if isinstance(step, DigitGrouping)]
         cuts += (
             [_make_regex_splitter(expressions)]
             if (expressions := [step for step in group if isinstance(step, str)])
@@ -184,7 +186,7 @@ def make_splitter(steps: Iterable[str | DigitGroups]) -> Splitter:
 
 
 def _make_regex_splitter(expressions: list[str]) -> Splitter:
-    """Create a function that splits by Oniguruma expressions, into matches and the text between them."""
+    """Return a function that splits a text into the matches of Oniguruma expressions and the text between them."""
     from tokenizers import Regex, pre_tokenizers  # takes 15 ms, and SentencePiece does not need it
 
     splits = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in expressions]
@@ -201,8 +203,7 @@ def split_in_windows(cut: Splitter, text: str) -> list[str]:
 
     Oniguruma fails, and the tokenizers library panics, on a match of several million characters. The words in the last
     MARGIN characters of a window are dropped, and the next window begins where the kept words end. Only a run of
-    millions
-    of spaces or symbols is cut at the end of its window.
+    millions of spaces or symbols is cut at the end of its window.
     """
     window_words: list[str] = []
     at = 0
@@ -217,8 +218,8 @@ def split_in_windows(cut: Splitter, text: str) -> list[str]:
 def _count_final_words(words: list[str]) -> int:
     """Return how many words of a window are final, at least one: those that end before its last MARGIN characters.
 
-    If possible, stop after a letter that a space or newline follows: no pre-tokenizer regex matches across that
-    boundary, or looks behind across it.
+    If possible, the last of them ends with a letter before a space or newline, across which no pre-tokenizer's
+    expression matches or looks.
     """
     ends = list(accumulate(map(len, words)))
     count = max(1, bisect_right(ends, WINDOW - MARGIN))
@@ -226,10 +227,10 @@ def _count_final_words(words: list[str]) -> int:
     return next(best, count)
 
 
-def _make_digit_splitter(step: DigitGroups) -> Splitter:
-    """Create a function that splits runs of digits into threes, counted from the right."""
+def _make_digit_splitter(step: DigitGrouping) -> Splitter:
+    """Return a function that splits runs of digits into groups of three, counted from the right."""
     runs = _make_regex_splitter([step.runs])
-    is_run = str.isdecimal if step.decimal else _is_number
+    is_run = str.isdecimal if step.decimal else _is_numeric
 
     def cut(text: str) -> list[str]:
         return [part for word in runs(text) for part in (_split_threes(word) if is_run(word) else [word])]
@@ -237,7 +238,7 @@ def _make_digit_splitter(step: DigitGroups) -> Splitter:
     return cut
 
 
-def _is_number(word: str) -> bool:
+def _is_numeric(word: str) -> bool:
     return all(category(character)[0] == "N" for character in word)
 
 
@@ -260,7 +261,7 @@ _SHORT = 1 << 12  # characters; the standard library takes quadratic time for lo
 
 
 def uses_nfc(metadata: Mapping[str, object]) -> bool:
-    """Return whether the original tokenizer applies NFC."""
+    """Return whether the model's original tokenizer normalizes to NFC."""
     declared = metadata.get(NORMALIZER)
     if declared in (COMPOSING, NOTHING):
         result: bool = declared == COMPOSING
@@ -269,12 +270,12 @@ def uses_nfc(metadata: Mapping[str, object]) -> bool:
 
 
 def usually_uses_nfc(pretokenizer: object, architecture: object) -> bool:
-    """Return whether tokenizers with this pre-tokenizer or architecture apply NFC."""
+    """Return whether tokenizers with this pre-tokenizer or architecture normalize to NFC."""
     return pretokenizer in NFC_PRETOKENIZERS or architecture in NFC_ARCHITECTURES
 
 
 def to_nfc(text: str) -> str:
-    """Convert to NFC in linear time."""
+    """Normalize a text to NFC in linear time."""
     if text.isascii() or not _MAY_CHANGE.search(text):
         return text
     if len(text) <= _SHORT:

@@ -1,10 +1,10 @@
-"""The sandbox that renders untrusted chat templates with Jinja.
+"""Render untrusted chat templates with Jinja in a sandbox.
 
-Jinja's immutable sandbox denies a template access to files, modules and Python's internals, and lets it change nothing.
+Jinja's immutable sandbox denies a template access to files, modules and Python's internals, and prevents all changes.
 Limits stop a template that runs forever or creates huge values: they are checked for every iteration of a loop, item of
-a filter, call and operator, and sizes before a value is created. Functions and filters that no released
-template uses are removed: lipsum, cycler, joiner, bytes, and filters that lay out text. template_probe.py first renders
-an unknown template in a separate process, which stops a template that circumvents these limits.
+a filter, call and operator, and sizes before a value is created. Functions and filters that no released template uses
+are removed: lipsum, cycler, joiner, bytes, and filters that lay out text. template_probe.py first renders an unknown
+template in a separate process, which stops a template that circumvents these limits.
 """
 
 import functools
@@ -50,11 +50,11 @@ _rendering = (
 
 
 class LimitError(Exception):
-    """The template runs too long or creates too large a value."""
+    """A template runs too long or creates a value that is too large."""
 
 
 def reset_limits() -> None:
-    """Reset this thread's limits, before compiling or rendering a template."""
+    """Start counting anew in this thread, before a template is compiled or rendered."""
     _rendering.deadline, _rendering.made = time.thread_time() + SECONDS, 0
 
 
@@ -68,26 +68,26 @@ def count_step(nbytes: int = 0) -> None:
 
 
 def get_bits(value: object) -> int:
-    """Return the bit length of an integer; 0 for other values."""
+    """Return the bit length of an integer, 0 for any other value."""
     return value.bit_length() if isinstance(value, int) else 0
 
 
 def get_repetitions(value: object) -> float:
-    """Return the factor by which an operand of * can multiply the length of the other one."""
+    """Return how much the operator * can lengthen its other operand with this one."""
     return abs(value) if isinstance(value, int | float) else len(value) if isinstance(value, str | list | tuple) else 1
 
 
-def require_limited(value: object) -> object:
-    """Return the value if it is not too large; count the items of an iterator later. Raises LimitError."""
+def require_small(value: object) -> object:
+    """Return a value of acceptable size. Raises LimitError; the items of an iterator are counted later."""
     if isinstance(value, str):
         if len(value) > MAX_LENGTH:
             raise LimitError(f"a value exceeds {MAX_LENGTH} characters")
         count_step(sys.getsizeof(value))
     elif isinstance(value, list | tuple | dict):
         count_step(8 * len(value))
-        return require_light(value)
+        return require_few_items(value)
     elif isinstance(value, KeysView | ValuesView | ItemsView):  # their str() has no limit
-        return require_limited(list(value))
+        return require_small(list(value))
     elif isinstance(value, int) and value.bit_length() > MAX_BITS:
         raise LimitError(f"a number exceeds {MAX_BITS} bits")
     elif isinstance(value, Iterator):
@@ -96,7 +96,7 @@ def require_limited(value: object) -> object:
 
 
 def count_items(items: Iterator[object]) -> Iterator[object]:
-    """Yield the items; count each like an iteration of a loop."""
+    """Yield the items and count each like an iteration of a loop. Raises LimitError."""
     for number, item in enumerate(items):
         if number > MAX_ITEMS:
             raise LimitError(f"a value has more than {MAX_ITEMS} items")
@@ -104,15 +104,16 @@ def count_items(items: Iterator[object]) -> Iterator[object]:
         yield item
 
 
-def to_sequence(items: Any) -> Sequence[object] | dict[object, object]:
-    """Convert an iterable to a list, unless it has a length that can be checked."""
+def convert_to_sequence(items: Any) -> Sequence[object] | dict[object, object]:
+    """Convert an iterable to a list, unless its length can be checked as it is. Raises LimitError."""
     return items if isinstance(items, str | list | tuple | dict) else list(count_items(iter(items)))
 
 
-def require_light(value: object, written: bool = False) -> object:
-    """Return a container if it has few enough items, including nested ones; shared items count each time.
+def require_few_items(value: object, written: bool = False) -> object:
+    """Return a container with few enough items. Raises LimitError.
 
-    written: whether it will be converted to text, which also limits the total length of its strings.
+    Nested items count, too, and shared ones each time. written: the container will be converted to text, so the total
+    length of its strings counts as well.
     """
     parts, length, waiting = 0, 0, list[Any]([value])
     while waiting:
@@ -137,20 +138,20 @@ def to_text(value: object) -> str:
     """Convert a value to str. Raises LimitError if it is too large."""
     if isinstance(value, str):
         return value
-    return str(require_light(value, written=True) if isinstance(value, list | tuple | dict) else value)
+    return str(require_few_items(value, written=True) if isinstance(value, list | tuple | dict) else value)
 
 
 def check_values(values: tuple[object, ...]) -> None:
-    """Check values that a format or a filter converts to text."""
+    """Raise LimitError for values that a format or a filter cannot convert to text within the limits."""
     for value in values:
         if isinstance(value, int) and value.bit_length() > MAX_BITS:
             raise LimitError(f"a number exceeds {MAX_BITS} bits")
         if isinstance(value, list | tuple | dict | LoopContext):
-            require_light(value, written=True)
+            require_few_items(value, written=True)
 
 
 def check_method(owner: object, name: str, arguments: tuple[object, ...], named: dict[str, object]) -> None:
-    """Check that a method call on a string, number or container is allowed, and its result not too long."""
+    """Raise LimitError for a method call on a string, number or container that is forbidden or returns too much."""
     if name not in _METHODS:
         raise LimitError(f"{type(owner).__name__}.{name} is not supported in templates")
     if name in ("ljust", "rjust", "zfill") and any(isinstance(n, int) and n > MAX_WIDTH for n in arguments):
@@ -169,7 +170,7 @@ def check_method(owner: object, name: str, arguments: tuple[object, ...], named:
 
 
 def check_join(separator: str, items: object) -> None:
-    """Check the length of `separator.join(items)`."""
+    """Raise LimitError if `separator.join(items)` would be too long."""
     if isinstance(items, list | tuple | dict | str):
         texts = items.values() if isinstance(items, dict) else items
         length = sum(len(item) if isinstance(item, str) else 1 for item in texts) if not isinstance(items, str) else 1
@@ -178,9 +179,9 @@ def check_join(separator: str, items: object) -> None:
 
 
 def check_layout(layout: str) -> None:
-    """Check that a format's widths, such as %9d or {:9}, are small and constant (%*d and {:{}} are not).
+    """Raise LimitError unless the widths in a format, such as %9d or {:9}, are small constants.
 
-    Fields like {0.name} or {0[1]} are rejected: they would access values that no check has seen.
+    %*d and {:{}} are rejected, and so are {0.name} and {0[1]}, which access values that no check has seen.
     """
     if re.search(r"[0-9]{4}|%[^a-zA-Z%]*\*|{[^{}]*{", layout):
         raise LimitError(f"a width exceeds {MAX_WIDTH - 1}")
@@ -188,8 +189,11 @@ def check_layout(layout: str) -> None:
         raise LimitError("attributes and items in format fields are not supported in templates")
 
 
-def check_filtered(name: str, text: str, arguments: tuple[object, ...], other_arguments: tuple[Any, ...]) -> None:
-    """Check the length of a filter's result; other_arguments: all arguments except the text."""
+def check_filter_result(name: str, text: str, arguments: tuple[object, ...], other_arguments: tuple[Any, ...]) -> None:
+    """Raise LimitError if the result of a filter would be too long.
+
+    other_arguments: all arguments except the text.
+    """
     if name == "replace" and len(arguments) > 1:
         check_method(text, "replace", tuple(map(str, arguments)), {})
     widths = [len(each) if isinstance(each, str) else each or 0 for each in other_arguments]
@@ -200,8 +204,8 @@ def check_filtered(name: str, text: str, arguments: tuple[object, ...], other_ar
         raise LimitError(f"a value has more than {MAX_ITEMS} items")
 
 
-def check_filled(layout: str, values: tuple[object, ...]) -> None:
-    """Check the length of a filled format; every field counts as the longest value."""
+def check_format_result(layout: str, values: tuple[object, ...]) -> None:
+    """Raise LimitError if a format with its values would be too long; each field counts as the longest value."""
     check_values(values)
     longest = max(map(estimate_length, values), default=0)
     if len(layout) + (layout.count("%") + layout.count("{")) * longest > MAX_LENGTH:
@@ -209,7 +213,7 @@ def check_filled(layout: str, values: tuple[object, ...]) -> None:
 
 
 def estimate_length(value: object) -> int:
-    """Estimate the length of a value as text, after require_light has checked it."""
+    """Estimate the length of a value as text, once require_few_items has checked it."""
     if isinstance(value, dict):
         return estimate_length((*value, *value.values()))
     if isinstance(value, list | tuple):
@@ -217,8 +221,8 @@ def estimate_length(value: object) -> int:
     return len(value) if isinstance(value, str) else MAX_BITS // 3 if isinstance(value, int) else 20
 
 
-def check_indented(value: object, indent: int) -> None:
-    """Check the length of indented JSON, where each item has a line indented by its depth."""
+def check_indented_json(value: object, indent: int) -> None:
+    """Raise LimitError if indented JSON, with a line per item indented by its depth, would be too long."""
     length, depth, layer = 0, 0, [value]
     while layer := [item for item in layer if isinstance(item, list | tuple | dict)]:
         depth += 1
@@ -237,28 +241,27 @@ _REMOVED_FILTERS = ("center", "filesizeformat", "pprint", "random", "slice", "st
 
 
 class TemplateRefusalError(TemplateError):
-    """The template called raise_exception, since it does not support this conversation."""
+    """The template called raise_exception, because it does not support this conversation."""
 
 
 def compile_template(source: str, strict: bool = False) -> Template:
-    """Compile a template with guards.
+    """Compile a template with guards that enforce the limits.
 
     strict: raise an error for an undefined variable instead of rendering nothing. Raises LimitError, and the errors of
-    Jinja
-    and Python for invalid source.
+    Jinja and Python for invalid source.
     """
     if len(source) > MAX_SOURCE:
         raise LimitError(f"it has {len(source)} characters, but the limit is {MAX_SOURCE}")
     reset_limits()
-    environment = _Environment()
+    environment = _LimitedEnvironment()
     environment.undefined = StrictUndefined if strict else Undefined
     return environment.from_string(_GuardInserter().visit(environment.parse(source)))
 
 
 def render_template(template: Template, variables: dict[str, object]) -> str:
-    """Render a template.
+    """Render a compiled template.
 
-    Raises TemplateRefusalError, LimitError, and any error that the code in a template can raise.
+    Raises TemplateRefusalError, LimitError, and any error that a template's code can raise.
     """
     reset_limits()
     pieces, length = [], 0
@@ -271,7 +274,7 @@ def render_template(template: Template, variables: dict[str, object]) -> str:
 
 
 class _Extension(Extension):
-    """A Jinja extension with the functions that guards call, and Hugging Face's {% generation %} tag (ignored)."""
+    """A Jinja extension with the functions that guards call; it ignores Hugging Face's {% generation %} tag."""
 
     identifier = "guards"
     tags = {"generation"}  # noqa: RUF012 (Jinja's interface)
@@ -281,32 +284,32 @@ class _Extension(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     def tick(self, length: int) -> str:
-        """Count an iteration of a loop, or a call of a macro, whose own text has `length` characters."""
+        """Count an iteration of a loop or a call of a macro, whose own text has `length` characters."""
         count_step(length)
         return ""
 
     def count_and_pass(self) -> bool:
-        """Count an iteration in the condition of a filtered loop."""
+        """Count an iteration within the condition of a filtered loop, and return True."""
         count_step()
         return True
 
     def concat(self, *parts: object) -> str:
-        """Apply the operator ~, which a Jinja environment cannot intercept."""
+        """Apply the operator ~, which Jinja's sandbox cannot intercept, within the limits."""
         text = "".join([to_text(part) for part in parts])
-        require_limited(text)
+        require_small(text)
         return text
 
     def check_slice(self, value: object) -> object:
-        """Check a slice of a string or list, which a Jinja environment cannot intercept."""
-        return require_limited(value)
+        """Check a slice of a string or list, which Jinja's sandbox cannot intercept."""
+        return require_small(value)
 
     def check_literal(self, value: object) -> object:
         """Check a list, tuple or dictionary literal."""
-        return require_light(value)
+        return require_few_items(value)
 
 
 class _GuardInserter(NodeTransformer):
-    """Inserts calls of `tick`, `concat` and `check_literal` into a template's syntax tree."""
+    """Inserts calls of `tick`, `concat` and `check_literal` into the syntax tree of a template."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
         self.generic_visit(node)
@@ -348,7 +351,7 @@ class _GuardInserter(NodeTransformer):
 
 
 def _make_tick(node: nodes.For | nodes.Macro) -> nodes.Output:
-    """Create a call of `tick` for an iteration of a loop or a call of a macro."""
+    """Build a call of `tick` for an iteration of a loop or a call of a macro."""
     size = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
     size += sum(len(text.value) for text in node.find_all(nodes.Const) if isinstance(text.value, str))
     tick = _make_guard("tick", [nodes.Const(size, lineno=node.lineno)], node.lineno)
@@ -356,20 +359,20 @@ def _make_tick(node: nodes.For | nodes.Macro) -> nodes.Output:
 
 
 def _make_guard(name: str, arguments: list[nodes.Expr], line: int) -> nodes.Call:
-    """Create a call of a method of _Extension."""
+    """Build a call of a method of _Extension."""
     function = nodes.ExtensionAttribute(_Extension.identifier, name, lineno=line)
     return nodes.Call(function, arguments, [], None, None, lineno=line)
 
 
 class _Namespace(Namespace):
-    """A namespace object that does not print its values, so that its content is not counted."""
+    """A namespace object that does not print its values, so that they need not be counted."""
 
     def __repr__(self) -> str:
         return "<namespace>"
 
 
-class _Environment(ImmutableSandboxedEnvironment):
-    """Hugging Face's `apply_chat_template` environment, with a limit on each operation."""
+class _LimitedEnvironment(ImmutableSandboxedEnvironment):
+    """The environment of Hugging Face's `apply_chat_template`, with a limit on each operation."""
 
     intercepted_binops = frozenset(["*", "**", "+", "%"])
 
@@ -377,7 +380,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Extension], finalize=_finalize
         )
-        self.filters |= {"format": _format, "tojson": _to_json}
+        self.filters |= {"format": _format_within_limits, "tojson": _to_json}
         self.filters = {name: _limit_filter(name, function) for name, function in self.filters.items()}
         self.tests = {name: _count_test(function) for name, function in self.tests.items()}  # type: ignore[arg-type]
         self.globals = {name: self.globals[name] for name in ("range", "dict")}
@@ -387,9 +390,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
         if isinstance(owner, str | bytes | int | float | list | tuple | dict):
             if name == "join" and arguments:
-                arguments = (to_sequence(arguments[0]), *arguments[1:])
+                arguments = (convert_to_sequence(arguments[0]), *arguments[1:])
             check_method(owner, name, arguments, named)
-        return require_limited(super().call(context, function, *arguments, **named))
+        return require_small(super().call(context, function, *arguments, **named))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         formatter = super().wrap_str_format(value)
@@ -399,7 +402,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
         @functools.wraps(formatter)
         def formatted(*arguments: object, **named: object) -> str:
-            check_filled(value.__self__, (*arguments, *named.values()))
+            check_format_result(value.__self__, (*arguments, *named.values()))
             return formatter(*arguments, **named)
 
         return formatted
@@ -415,12 +418,12 @@ class _Environment(ImmutableSandboxedEnvironment):
         elif operator == "%" and isinstance(left, str):
             check_layout(left)
             values = right.values() if isinstance(right, dict) else right if isinstance(right, tuple) else (right,)
-            check_filled(left, tuple(values))
-        return require_limited(super().call_binop(context, operator, left, right))
+            check_format_result(left, tuple(values))
+        return require_small(super().call_binop(context, operator, left, right))
 
 
 def _count_test(test: Callable[..., object]) -> Callable[..., object]:
-    """Wrap a Jinja test so that each call counts, since select() may test many items and yield none."""
+    """Wrap a Jinja test so that each call counts, because select() may test many items and yield none."""
 
     @functools.wraps(test)
     def ticked(*arguments: object, **named: object) -> object:
@@ -431,14 +434,14 @@ def _count_test(test: Callable[..., object]) -> Callable[..., object]:
 
 
 def _finalize(value: object) -> object:
-    """Convert an expression's value to the text to output."""
+    """Convert the value of an expression to the text that is output."""
     text = to_text(value)
     count_step(len(text))
     return text
 
 
 def _limit_filter(name: str, function: Callable[..., object]) -> Callable[..., object]:
-    """Wrap a filter with limits; some filters get Jinja's context or environment as their first argument."""
+    """Wrap a filter with limits. Some filters take Jinja's context or environment as their first argument."""
     first = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @functools.wraps(function)
@@ -452,23 +455,23 @@ def _limit_filter(name: str, function: Callable[..., object]) -> Callable[..., o
         count_step()
         check_values(own_arguments)
         if isinstance(value, str):
-            check_filtered(name, value, own_arguments[1:], other_arguments)
+            check_filter_result(name, value, own_arguments[1:], other_arguments)
         if name in GATHERING and isinstance(value, Iterator | range):
-            value = to_sequence(value)
+            value = convert_to_sequence(value)
             check_values((value,))
             arguments = (*arguments[:first], value, *own_arguments[1:])
         if name == "join":
             check_join(next((text for text in other_arguments if isinstance(text, str)), ""), value)
         if name == "sum" and any(isinstance(argument, list | tuple) for argument in other_arguments):
             raise LimitError("sums of lists are not supported in templates")
-        return require_limited(function(*arguments, **named))
+        return require_small(function(*arguments, **named))
 
     return checked
 
 
-def _format(layout: str, *arguments: object, **named: object) -> str:
+def _format_within_limits(layout: str, *arguments: object, **named: object) -> str:
     check_layout(layout)
-    check_filled(layout, (*arguments, *named.values()))
+    check_format_result(layout, (*arguments, *named.values()))
     return do_format(layout, *arguments, **named)
 
 
@@ -490,16 +493,16 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Encode as JSON like Hugging Face's tojson, which, unlike Jinja's, does not escape <, > and &.
+    """Encode JSON like Hugging Face's tojson, which, unlike Jinja's, does not escape <, > and &.
 
-    BREAK is not escaped either: Tokenizer.encode_rendered removes it.
+    BREAK is not escaped either, so that Tokenizer.encode_rendered can remove it.
     """
     if (len(indent) if isinstance(indent, str) else indent or 0) > 16:
-        raise LimitError("the indentation of tojson exceeds 16")
+        raise LimitError("the indentation of tojson must be at most 16 characters")
     if separators is not None and sum(map(len, separators)) > 16:
         raise LimitError("the separators of tojson exceed 16 characters")
     if indent:
-        check_indented(value, len(indent) if isinstance(indent, str) else indent)
+        check_indented_json(value, len(indent) if isinstance(indent, str) else indent)
     text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
     if ensure_ascii and len(text) > MAX_ITEMS and not text.isascii():
         raise LimitError(f"the text of tojson with ensure_ascii exceeds {MAX_ITEMS} characters")

@@ -1,9 +1,9 @@
-"""Special tokens in text: find them in a template's output, and escape them in the messages it gets.
+"""Find special tokens in a template's output, and escape them in the messages it renders.
 
 A template puts its own markers, such as <|im_end|>, and the messages into one string, but only the template's markers
 may become tokens. Before rendering, `MarkerEscaper` inserts a BREAK character into each marker in the messages;
-Tokenizer.encode_rendered removes it after `SpecialTokenSplitter` found the tokens. Both find candidates with a regular
-expression of their first characters.
+Tokenizer.encode_rendered removes it after `SpecialTokenSplitter` has found the tokens. Both find candidates with a
+regular expression of their first characters.
 """
 
 import re
@@ -21,7 +21,7 @@ _WHITE_SPACE = " \t\n\v\f\r"
 class SpecialTokenSplitter:
     """Splits a text at special tokens as llama.cpp does, the longest first.
 
-    The time is proportional to the text, regardless of the number of tokens.
+    The time is proportional to the text, whatever the number of tokens.
     """
 
     def __init__(
@@ -29,7 +29,8 @@ class SpecialTokenSplitter:
     ) -> None:
         """Build the splitter.
 
-        tokens: (text, id).  strips_before, strips_after: ids that strip the white space before or after them.
+        tokens: text and id of each. strips_before, strips_after: ids of tokens that remove the white space before or
+        after them.
         """
         ordered = sorted(tokens, key=lambda token: -len(token[0].encode(errors="replace")))
         self._ids = dict(ordered)
@@ -66,7 +67,7 @@ class SpecialTokenSplitter:
         return [*fragments, text[position:]] if position < len(text) else fragments
 
     def _find_occurrences(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """Yield every occurrence, including those inside others, as (rank, start, end)."""
+        """Yield (rank, start, end) of every occurrence, also within other ones."""
         for place in self._places.finditer(text):
             start = place.start() - 1
             for head in self._head_lengths:
@@ -76,7 +77,7 @@ class SpecialTokenSplitter:
 
 
 def _extend_edge(text: str, is_taken: bytearray, edge: int, step: int) -> int:
-    """Extend one edge of a token's match over white space that belongs to no other token."""
+    """Return an edge of a token's match moved over white space that belongs to no other token."""
     at = edge if step > 0 else edge - 1
     while 0 <= at < len(text) and text[at] in _WHITE_SPACE and not is_taken[at]:
         at += step
@@ -88,9 +89,9 @@ LENGTH = 8
 
 
 def build_prefix_regex(strings: Iterable[str]) -> str:
-    """Build a regular expression with an empty match after the first character of each string.
+    """Build an expression with an empty match after the first character of each string.
 
-    It tests the first LENGTH characters only, so callers compare the rest; without strings it matches nothing.
+    It tests only the first LENGTH characters, so callers compare the rest. Without strings it matches nothing.
     """
     first_ones = {string[:LENGTH] for string in strings}
     return (
@@ -100,14 +101,14 @@ def build_prefix_regex(strings: Iterable[str]) -> str:
 
 
 def _build_tree(strings: Collection[str]) -> str:
-    """Build an expression that matches any of the strings without testing a character twice."""
+    """Build an expression that matches any of the strings and tests no character twice."""
     if "" in strings:
         return ""
     return "(?:" + "|".join(re.escape(first) + _build_tree(rest) for first, rest in _group_by_first(strings)) + ")"
 
 
 def _group_by_first(strings: Collection[str]) -> list[tuple[str, set[str]]]:
-    """Group the strings by first character: (character, remainders)."""
+    """Group strings by their first character: (character, remainders)."""
     rests: dict[str, set[str]] = {}
     for string in strings:
         rests.setdefault(string[0], set()).add(string[1:])
@@ -115,7 +116,7 @@ def _group_by_first(strings: Collection[str]) -> list[tuple[str, set[str]]]:
 
 
 class ChatRenderer(Protocol):
-    """An object that renders a conversation as ChatTemplate does; tags: see ChatTemplate."""
+    """Renders conversations like ChatTemplate, whose `tags` it also has."""
 
     @property
     def tags(self) -> re.Pattern[str]: ...
@@ -124,7 +125,10 @@ class ChatRenderer(Protocol):
 
 
 class MarkerEscaper:
-    """The texts of a vocabulary's control tokens, except single characters, which have no room for a BREAK."""
+    """Escapes the texts of a vocabulary's control tokens in messages.
+
+    Control tokens of a single character have no room for a BREAK and are left out.
+    """
 
     def __init__(self, pieces: Iterable[str]) -> None:
         pieces = [piece for piece in pieces if len(piece) > 1]
@@ -146,16 +150,14 @@ class MarkerEscaper:
     ) -> str:
         """Render a conversation for Tokenizer.encode_rendered; arguments and errors as in ChatTemplate.render.
 
-        reasoning: tags around reasoning at the beginning of an answer's content, which the template may cut off. BREAKs
-        hide
-        other tags in contents from the template.
+        reasoning: tags around reasoning at the beginning of an answer's content, which the template may remove. BREAKs
+        hide all other tags in contents from the template.
 
-        A template can still compose a marker from broken text: from two fields, or by cutting something out of one (as
+        A template can still compose a marker from broken text: from two fields, or by removing something from one (as
         Nemotron's does with "/think"). So the conversation is rendered a second time, with a BREAK wherever a marker
-        could begin
-        or end. If the second text has fewer markers, a message contributed one, and the second text is returned.
-        Otherwise the
-        first is, because the additional BREAKs hide tags such as </think> from templates that look for them.
+        could begin or end. If the second text has fewer markers, a message contributed one, and the second text is
+        returned. Otherwise the first is, because the additional BREAKs hide tags such as </think> from templates that
+        look for them.
         """
         clean, variables = _change_texts(messages, _remove_breaks), _change_texts(variables, _remove_breaks)
         messages = [_hide_tags(message, template.tags, reasoning) for message in clean]
@@ -169,7 +171,7 @@ class MarkerEscaper:
         return text if all(first == second for first, second in pairs) else safe
 
     def _find_occurrences(self, text: str) -> Iterator[str]:
-        """Yield the control tokens' texts that occur in a text, in order."""
+        """Yield the texts of control tokens that occur in a text, in order."""
         for place in self._heads.finditer(text):
             start = place.start() - 1
             candidates = self._pieces.get(text[start : start + 2], [])
@@ -180,7 +182,7 @@ class MarkerEscaper:
         return self._heads.sub(BREAK, text)
 
     def _break_all_edges(self, text: str) -> str:
-        """Insert a BREAK wherever a marker could begin or end; keep identifiers unchanged."""
+        """Insert a BREAK wherever a marker could begin or end, except in identifiers."""
         text = self._break_markers(text)
         if text.isidentifier():
             return text
@@ -190,7 +192,7 @@ class MarkerEscaper:
 
 
 def _remove_breaks(text: str) -> str:
-    """Replace lone surrogates and BREAKs in a text."""
+    """Replace BREAKs and lone surrogates by U+FFFD."""
     return replace_surrogates(text).replace(BREAK, "�")
 
 
@@ -198,9 +200,9 @@ REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
 def _hide_tags(message: Any, tags: re.Pattern[str], reasoning: tuple[str, str] | None) -> Any:
-    """Insert BREAKs into the tags in a message's content, so that a template does not cut it there.
+    """Insert BREAKs into the tags in a message's content, so that a template does not split it there.
 
-    Reasoning at the beginning of an answer's content, between its tags, stays unchanged.
+    Reasoning between its tags at the beginning of an answer stays unchanged.
     """
     content = message.get("content") if isinstance(message, Mapping) else None
     if not isinstance(content, str) or not tags.search(content):
@@ -223,7 +225,7 @@ def replace_surrogates(text: str) -> str:
 
 
 def _change_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """Change every string in a JSON value, except roles and keys that are identifiers, which templates compare."""
+    """Apply `change` to every string in a JSON value, except roles and identifiers, which templates compare."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list | tuple):

@@ -1,16 +1,7 @@
-"""Byte-pair encoding (BPE) of plain text, without special tokens, in two variants.
+"""Tokenize plain text, without special tokens, by byte-pair encoding (BPE) in two variants.
 
 Both start from single characters and join neighbours, the best pair first, until no pair can be joined. They differ in
 the definition of a character, the order of pairs, and the tokens for characters that are not in the vocabulary.
-
-- Byte-level BPE (GPT-2, Llama 3, Qwen): regular expressions split the text into words; a character is a byte, written
-  as a printable character; the file lists the merges in order.
-- SentencePiece (Llama 2, Gemma): no words, "▁" for a space; the best merge yields the token with the highest score; a
-  character without a token becomes byte tokens.
-
-Only the regular expressions of the tokenizers library are used. Its BPE model cannot choose the leftmost of merges with
-equal scores, as SentencePiece does, because it gives every merge a distinct rank. Building it takes 250 ms for
-Llama 3's 128k tokens and 280k merges; building this module's dictionaries takes 60 ms.
 """
 
 import re
@@ -36,9 +27,9 @@ _CACHED_LENGTH = 64  # characters; longer words rarely occur twice
 
 
 def merge_symbols(symbols: list[str], ranks: Mapping[str, float], joint: str) -> list[str]:
-    """Join neighbouring symbols, lowest rank first (leftmost of equals), until no pair has a rank.
+    """Join neighbouring symbols, the lowest rank first (the leftmost of equals), until no pair has a rank.
 
-    The rank of a pair is that of left + joint + right. O(n log n) in the count of symbols.
+    ranks: of pairs, as left + joint + right. O(n log n) for n symbols.
     """
     count = len(symbols)
     # Neighbours; a merged pair keeps its left index.
@@ -67,13 +58,11 @@ def merge_symbols(symbols: list[str], ranks: Mapping[str, float], joint: str) ->
 
 
 def merge_in_windows(text: str, ranks: Mapping[str, float], joint: str) -> list[str]:
-    """Apply `merge` to a text's characters, WINDOW of them at a time.
+    """Apply `merge_symbols` to the characters of a text, WINDOW of them at a time.
 
     The symbols in the last MARGIN characters of a window are dropped, and the next window begins where the kept ones
-    end:
-    merges far from a window's end do not depend on it. Results are cached by window, because all windows of a megabyte
-    of
-    one letter are equal.
+    end, because merges far from the end of a window do not depend on it. Results are cached by window, because all
+    windows of a megabyte of one letter are equal.
     """
     merged: list[str] = []
     cached: dict[str, tuple[list[str], int]] = {}
@@ -89,14 +78,14 @@ def merge_in_windows(text: str, ranks: Mapping[str, float], joint: str) -> list[
 
 
 def _select_final_symbols(symbols: list[str]) -> tuple[list[str], int]:
-    """Return the symbols of a window to keep, at least one, and their length in characters."""
+    """Return the symbols of a window that are final, at least one, and their length in characters."""
     ends = list(accumulate(map(len, symbols)))
     count = max(1, bisect_right(ends, WINDOW - MARGIN))
     return symbols[:count], ends[count - 1]
 
 
 class SubwordTokenizer:
-    """Base class of tokenizers: a subclass splits text into words, and words into tokens."""
+    """A base class for tokenizers, whose subclasses split text into words, and words into tokens."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
@@ -140,7 +129,7 @@ class SubwordTokenizer:
 
 
 class ByteLevelTokenizer(SubwordTokenizer):
-    """Byte-level BPE."""
+    """Byte-level BPE, as in GPT-2, Llama 3 and Qwen."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
@@ -183,7 +172,7 @@ class SentencePieceTokenizer(SubwordTokenizer):
         self._boundary = build_word_boundary(vocabulary.pieces)
 
     def _split_words(self, text: str) -> Iterable[str]:
-        """Split into words that merge as in the whole text; for Gemma 4, also at newlines."""
+        """Split into words that merge as within the whole text; for Gemma 4, also at newlines."""
         text = text.replace(" ", "▁")
         lines = re.findall(r"[^\n]+|\n+", text) if self._by_merges else [text]
         return (word for line in lines for word in self._boundary.split(line))
@@ -199,7 +188,7 @@ class SentencePieceTokenizer(SubwordTokenizer):
         return tokens
 
     def _encode_bytes(self, symbol: str) -> list[int]:
-        """Return the byte tokens of a symbol, such as <0xE2>, or the unknown token if one is missing."""
+        """Return the byte tokens of a symbol, such as <0xE2>, or the unknown token if one of them is missing."""
         ids = self.vocabulary.ids
         names = [f"<0x{byte:02X}>" for byte in symbol.encode()]
         return [ids[name] for name in names] if all(name in ids for name in names) else self._unknown
@@ -214,11 +203,10 @@ def index_lengths(pieces: Iterable[S], count: int) -> dict[S, list[int]]:
 
 
 def build_word_boundary(pieces: Sequence[str]) -> re.Pattern[str]:
-    """Build a pattern for positions before "▁" where splitting a text changes no token.
+    """Build an expression for positions before "▁" where a text can be split without changing its tokens.
 
     No token has the character before such a position directly before a "▁". Most vocabularies have "▁" only at the
-    start of
-    tokens, so that the text is split before every word. Encoding is fast because short words are cached.
+    start of tokens, so that text is split before every word. This makes encoding fast, because short words are cached.
     """
     inside = "".join(sorted(set(re.findall("([^▁ ])▁", " ".join(pieces)))))
     return re.compile(f"(?<=[^▁{re.escape(inside)}])(?=▁)")

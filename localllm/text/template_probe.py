@@ -1,7 +1,7 @@
 """Render an unknown template once in a separate process, under limits of the operating system.
 
 The sandbox limits the values of a template, but not Jinja, Python's compiler and string methods. The probe stops a
-template that circumvents the sandbox before it can harm the program.
+template that circumvents the sandbox before it can harm this program.
 """
 
 import os
@@ -27,9 +27,9 @@ CONVERSATIONS = ([_USER], [_SYSTEM, _USER], [_USER, _ANSWER, _USER], [_USER, _AN
 
 
 def probe_template(source: str) -> str | None:
-    """Return the problem of a template that exceeds the limits; None for others, even if they fail otherwise.
+    """Return why a template exceeds the limits, or None; a template that fails otherwise is not reported.
 
-    Raises MemoryError if this program cannot get the memory that a template is allowed.
+    Raises MemoryError if this program cannot get the memory that a template may use.
     """
     if not can_fork():
         outcome, was_ended = run_limited([sys.executable, "-P", "-m", __name__], source.encode(errors="replace"),
@@ -47,7 +47,7 @@ def probe_template(source: str) -> str | None:
 
 
 def _read_outcome(reader: int, child: int) -> str | None:
-    """Read the child's message and end the child; return the problem, see probe_template."""
+    """Read the message of the child, end it, and return the problem, as probe_template does."""
     outcome, status = b"", None
     deadline = time.monotonic() + TIMEOUT_SECONDS
     try:
@@ -62,7 +62,7 @@ def _read_outcome(reader: int, child: int) -> str | None:
 
 
 def _explain_outcome(outcome: bytes, was_ended: bool) -> str | None:
-    """Return the problem, given the child's message and whether a limit ended it."""
+    """Return the problem, or None, from the child's message and whether a limit ended it."""
     if outcome.startswith(b"ok"):
         return None
     if outcome == NO_MEMORY.encode():
@@ -73,7 +73,7 @@ def _explain_outcome(outcome: bytes, was_ended: bool) -> str | None:
 
 
 def _run_probe(source: str, writer: int) -> NoReturn:
-    """Run the probe in the child, with limits, and write the outcome."""
+    """Set the limits, render the template and write the outcome to a pipe: the work of the child."""
     try:
         outcome = _render_probe(source, _set_limits)
     except BaseException:
@@ -115,7 +115,7 @@ def _render(template: object, conversation: list[dict[str, str]]) -> None:
 
 
 def _set_limits() -> str:
-    """Limit this process's CPU time and memory; return the message for a MemoryError."""
+    """Limit the CPU time and memory of this process; return the message for a MemoryError."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return TOO_MUCH if limit_process(SECONDS, BYTES) else NO_MEMORY
 

@@ -1,4 +1,4 @@
-"""Chat templates: convert a conversation to the text format that a model was trained on.
+"""Render conversations with chat templates, in the text format that a model was trained on.
 
 The Jinja templates in files are written for Hugging Face's `apply_chat_template`, and get the same variables:
 https://huggingface.co/docs/transformers/chat_templating_writing
@@ -31,7 +31,7 @@ TAG = r"""(["'])([<\[◁](?:(?!\1).)*[>\]▷])\1"""
 
 
 def find_tags(source: str) -> re.Pattern[str]:
-    """Return an expression for the bracketed tags, such as </think>, at which a template splits contents."""
+    """Return an expression that matches the bracketed tags, such as </think>, at which a template splits contents."""
     names = "|".join(map(re.escape, {name for name in re.findall(SPLIT_CALLS + r"([A-Za-z_]\w*)\s*[,)]", source)}))
     places = [SPLIT_CALLS + TAG, TAG + r"\s+(?:not\s+)?in\s", *([rf"\b(?:{names})\s*=\s*{TAG}"] if names else [])]
     tags = {tag for place in places for _, tag in re.findall(place, source)}
@@ -39,21 +39,21 @@ def find_tags(source: str) -> re.Pattern[str]:
 
 
 class StoppedTemplateError(ModelError):
-    """The template exceeded its limits, regardless of the conversation."""
+    """A template exceeded its limits, as it would with any conversation."""
 
 
 class ChatTemplate:
-    """A compiled template, which may be rendered from several threads at once.
+    """A compiled chat template, which several threads can render at once.
 
     Attributes:
         source: the Jinja source.
         stops: strings that end an answer in addition to the vocabulary's tokens.
         warning: one line for the user, or None.
-        tags: matches bracketed tags, such as </think>, at which the template splits contents.
+        tags: matches the bracketed tags, such as </think>, at which the template splits contents.
     """
 
     def __init__(self, source: str, bos_token: str = "", eos_token: str = "") -> None:
-        """Compile a template. Raises ModelError, with the line, if it is invalid or exceeds the limits."""
+        """Compile a template. Raises ModelError with the line if it is invalid or exceeds the limits."""
         self.source = source
         self.stops: tuple[str, ...] = ()
         self.warning: str | None = None
@@ -71,13 +71,11 @@ class ChatTemplate:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: "Tokenizer", choice: str | None = None) -> Self:
-        """Return the chosen template, or the file's default template.
+        """Return the chosen template, or the file's default.
 
-        choice: the name of one of the file's templates, or see choose_template.
-        If a file has only a template for tools, this is its default. A file without any gets ChatML, as in llama.cpp,
-        if the
-        vocabulary has ChatML's tokens, otherwise "plain" ("User: ...", a format common in base models' training data);
-        both set
+        choice: the name of one of the file's templates, or as in choose_template. The default of a file that has only a
+        template for tools is that one. A file without any gets ChatML, as in llama.cpp, if the vocabulary has ChatML's
+        tokens, otherwise "plain" ("User: ...", a format common in the training data of base models); both set
         `warning`.
         """
         named = tokenizer.chat_templates
@@ -97,12 +95,11 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: object) -> str:
         """Render a conversation.
 
-        add_generation_prompt: end with the beginning of the assistant's message.
-        variables: of the template, such as enable_thinking.
+        add_generation_prompt: end with the beginning of the assistant's message. variables: of the template, such as
+        enable_thinking.
 
         If the template refuses the conversation, or drops a system message, the arrangements of messages.py are tried
-        in turn.
-        Raises ModelError with the template's line and reason.
+        in turn. Raises ModelError with the template's line and reason.
         """
         variables = {**variables, "add_generation_prompt": add_generation_prompt}
         refusal = None
@@ -120,10 +117,10 @@ class ChatTemplate:
         ) from None
 
     def keeps_system(self, at_head: int, later: str) -> bool:
-        """Return whether the template renders all system messages at the given positions; cached.
+        """Return whether the template renders all system messages at these positions; the result is cached.
 
-        at_head: count of leading system messages.
-        later: position of another one, BETWEEN, LAST, ... of messages.py; "" for none.
+        at_head: count of leading system messages. later: position of another one, BETWEEN, LAST, ... of messages.py; ""
+        for none.
         """
         if (at_head, later) not in self._kept_systems:
             probe, marks = make_system_probe(at_head, later)
@@ -136,7 +133,7 @@ class ChatTemplate:
 
     @cached_property
     def _needs_parts(self) -> bool:
-        """Return whether contents must be lists of parts: vision models' templates may drop plain strings (SmolVLM)."""
+        """Whether contents must be lists of parts, because the template drops plain strings (SmolVLM's)."""
         if "type" not in self.source:
             return False
 
@@ -151,13 +148,13 @@ class ChatTemplate:
 
     @cached_property
     def _uses_functions(self) -> bool:
-        """Return whether the template reads tools from a JSON string named `functions`, as Firefunction's does."""
+        """Whether the template reads tools from a JSON string named `functions`, as Firefunction's does."""
         return bool(re.search(r"\bfunctions\b", self.source)) and not re.search(r"\btools\b", self.source)
 
     def _make_function_variables(self, tools: Any) -> dict[str, str]:
         """Return the variables `functions` and `datetime` of such a template.
 
-        The date has no time, which would change every prompt.
+        The date is without the time, which would change every prompt.
         """
         if not self._uses_functions:
             return {}
@@ -165,11 +162,11 @@ class ChatTemplate:
         return {"functions": functions, "datetime": datetime.now().strftime("%b %d %Y")}
 
     def _render(self, messages: Sequence[Message], variables: dict[str, object]) -> str:
-        """Render once. Raises ModelError, and TemplateRefusalError, which the caller handles."""
+        """Render one arrangement. Raises ModelError, and TemplateRefusalError, which the caller handles."""
         return self._render_messages([*map(_to_parts, messages)] if self._needs_parts else messages, variables)
 
     def _render_messages(self, messages: Sequence[Message], variables: dict[str, object]) -> str:
-        """Render once, with contents in the format that the template expects."""
+        """Render messages whose contents have the format that the template expects. Raises like _render."""
         context = {
             **self._tokens,
             **self._make_function_variables(variables.get("tools") or ()),
@@ -194,8 +191,8 @@ class ChatTemplate:
 def require_safe_template(source: str) -> None:
     """Raise ModelError for a template that takes too much time or memory.
 
-    A template that fails otherwise passes, since rendering reports that. The hash of one that passes is cached, so that
-    it is probed only once. Raises the errors of `probe_template`.
+    A template that fails otherwise passes, because rendering reports that. The hash of a template that passes is
+    cached, so that it is probed only once. Raises the errors of `probe_template`.
     """
     mark = hashlib.sha256(source.encode(errors="replace")).hexdigest()
     if is_recorded("template", mark):
@@ -216,8 +213,8 @@ def _to_parts(message: Message) -> Message:
 def _to_hugging_face(message: Message) -> Message:
     """Copy a message in the format that Hugging Face passes to templates.
 
-    Fields that are None are omitted, such as the content of a message with only tool calls. Reasoning is passed under
-    both names that templates use, thinking and reasoning_content.
+    Omits fields that are None, such as the content of a message with only tool calls. Reasoning gets both names that
+    templates use, thinking and reasoning_content.
     """
     fields = {name: value for name, value in message.items() if value is not None}
     reasoning = next((fields[name] for name in ("reasoning_content", "thinking", "reasoning") if name in fields), None)
@@ -225,7 +222,7 @@ def _to_hugging_face(message: Message) -> Message:
 
 
 def _describe_line(error: Exception) -> str:
-    """Return " in line N" for the template's line of an error; "" if Jinja does not report it."""
+    """Return " in line N" for the template's line that raised an error; "" if it is unknown."""
     if isinstance(error, TemplateSyntaxError):
         return f" in line {error.lineno}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
@@ -233,6 +230,6 @@ def _describe_line(error: Exception) -> str:
 
 
 def _describe_error(error: Exception) -> str:
-    """Return an error's message as one short line of printable characters."""
+    """Return the message of an error as one short line of printable characters."""
     text = " ".join(str(error).split())[:200] or type(error).__name__
     return "".join(character if character.isprintable() else "�" for character in text)

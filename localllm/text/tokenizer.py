@@ -1,6 +1,6 @@
-"""The tokenizer of a GGUF file: encoding with special tokens and BOS, decoding, and streaming.
+"""Encode and decode text with the tokenizer of a GGUF file, including special tokens, BOS and streaming.
 
-Token ids are the same as llama.cpp's: the tests use its vocabularies and test vectors.
+Token ids equal llama.cpp's: the tests use its vocabularies and test vectors.
 """
 
 import codecs
@@ -38,27 +38,25 @@ MAX_UTF8_BYTES = 4  # maximum bytes of a character, which an unknown token can s
 
 
 class Tokenizer:
-    """A model's tokenizer; all methods are thread-safe.
+    """The tokenizer of a model, whose methods are thread-safe.
 
     Attributes:
         pieces: the text of every token as stored in the file.
         bos_id, eos_id: tokens for the beginning and end of a text, None if the vocabulary has none.
         end_ids: tokens that end an answer.  control_ids: tokens without text.
         mark_ids: control_ids, and the tokens that separate the segments of gpt-oss's answers.
-        adds_bos, adds_eos: whether the file requests a BOS token before, and an EOS token after, each text.
+        adds_bos, adds_eos: the file requests a BOS token before, and an EOS token after, each text.
         chat_template: the file's Jinja template, or None.  chat_templates: its named ones, such as "tool_use".
-        marks_pairs: whether the model (BERT) reads two texts with one separator token, and token types 0 and 1.
+        marks_pairs: the model (BERT) reads two texts with one separator token, and token types 0 and 1.
         end_texts: strings that end an answer if the chat template contains them; no token has these texts.
         warnings: lines for the user, including those about the file.
-        path: absolute path of its file, None for a tokenizer from metadata only.
+        path: absolute path of the file, None for one built from metadata only.
     """
 
     def __init__(self, metadata: Mapping[str, object], oddities: Irregularities | None = None) -> None:
-        """Build the tokenizer.
+        """Build the tokenizer. Raises ModelError for a vocabulary that is missing, inconsistent or not supported.
 
-        oddities: collects harmless irregularities of the file. Raises ModelError for a vocabulary that is missing,
-        inconsistent
-        or not supported.
+        oddities: receives notes on harmless irregularities of the file.
         """
         oddities = Irregularities() if oddities is None else oddities
         vocabulary = read_vocabulary(metadata, oddities)
@@ -95,7 +93,7 @@ class Tokenizer:
 
     @classmethod
     def from_file(cls, path: str | PathLike[str]) -> Self:
-        """Load the tokenizer of a GGUF file, which may have no tensors."""
+        """Load the tokenizer of a GGUF file, which need not have tensors. Raises ModelError."""
         with GGUFFile.open(path) as file:
             return cls.from_metadata(file.metadata, file.oddities, file.path)
 
@@ -103,13 +101,19 @@ class Tokenizer:
     def from_metadata(
         cls, metadata: Mapping[str, object], oddities: Irregularities | None = None, path: str | None = None
     ) -> Self:
-        """Build the tokenizer that a GGUF file's metadata describes; path: of the file, needed for pickling."""
+        """Build the tokenizer that a GGUF file's metadata describes. Raises ModelError.
+
+        path: of the file, needed for pickling.
+        """
         tokenizer = cls(metadata, oddities)
         tokenizer.path = None if path is None else os.path.abspath(path)
         return tokenizer
 
     def __reduce__(self) -> tuple[Callable[..., "Tokenizer"], tuple[str, str]]:
-        """Pickle as the path of the file, which is opened again, and a hash of its vocabulary. Raises TypeError."""
+        """Pickle the path of the file and a hash of its vocabulary; unpickling opens the file again.
+
+        Raises TypeError for a tokenizer without a file.
+        """
         if self.path is None:
             raise TypeError("only a tokenizer from a file can be pickled: use Tokenizer.from_file")
         return reopen_tokenizer, (self.path, hash_vocabulary(self._metadata))
@@ -123,10 +127,9 @@ class Tokenizer:
     def encode(self, text: str, special: bool = False, bos: bool = False, eos: bool = False) -> list[int]:
         """Encode a text.
 
-        special: convert texts of control tokens such as <|im_end|> to these tokens; otherwise they are plain text.
-        bos: begin with a BOS token if the file requests one and the text does not already begin with it.  eos: end with
-        an EOS
-        token if the file requests one; do not use it for prompts that the model continues.
+        special: convert the texts of control tokens, such as <|im_end|>, to these tokens; otherwise they are plain
+        text. bos: begin with a BOS token if the file requests one and the text does not begin with it. eos: end with an
+        EOS token if the file requests one; not for prompts that the model continues.
         """
         require_string("text", text)
         fragments = self._special if special else self._special_in_plain
@@ -136,14 +139,16 @@ class Tokenizer:
         return self._prepend_bos(tokens) if bos and not (special and tokens[:1] == [self.bos_id]) else tokens
 
     def encode_rendered(self, text: str, images: Sequence[Sequence[int]] = ()) -> list[int]:
-        """Encode the output of Markers.render, with a BOS token if the file requests one.
+        """Encode the output of MarkerEscaper.render, with a BOS token if the file requests one.
 
         A control token's text with a BREAK in it is plain text. images: the token ids of each image, which replace the
         IMAGE characters in order. Raises UsageError if their counts differ.
         """
         pieces = replace_surrogates(text).split(IMAGE) if images else [replace_surrogates(text)]
         if len(pieces) != len(images) + 1:
-            raise UsageError(f"the chat template rendered {len(pieces) - 1} of {len(images)} images")
+            raise UsageError(
+                f"the chat template must render {len(images)} images (found {len(pieces) - 1}): use another --template"
+            )
         fragments: list[str | int] = []
         for piece, image in zip(pieces, [*images, ()], strict=True):
             fragments += [*self._render(piece), *image]
@@ -159,20 +164,20 @@ class Tokenizer:
                 yield fragment
 
     def encode_inside(self, text: str) -> list[int]:
-        """Encode plain text from the middle of a longer text, without BOS token and leading space."""
+        """Encode text from within a longer text, without BOS token and leading space."""
         return self._subwords.encode(text)
 
     def split_special(self, text: str) -> list[str | int]:
-        """Split a text at its control and other special tokens, into strings and ids in order."""
+        """Split a text at all special tokens, into strings and ids in order."""
         return self._special.split(text)
 
     def get_special_id(self, text: str) -> int | None:
-        """Return the control or other special token with exactly this text, or None."""
+        """Return the special token with exactly this text, or None."""
         return self._special_ids.get(text)
 
     @cached_property
     def infill_tokens(self) -> InfillTokens | None:
-        """The fill-in-the-middle tokens, or None."""
+        """The fill-in-the-middle tokens, or None if the vocabulary has none."""
         return read_infill_tokens(self._metadata, self.get_special_id, self.vocab_size)
 
     @cached_property
@@ -185,12 +190,12 @@ class Tokenizer:
 
     @cached_property
     def _special_in_plain(self) -> SpecialTokenSplitter:
-        """The user-defined tokens, which are recognized in plain text, too."""
+        """A splitter at user-defined tokens, which are recognized in plain text, too."""
         return self._make_splitter(token for token, kind in self._special_types.items() if kind == USER_DEFINED)
 
     @cached_property
     def _breakable(self) -> SpecialTokenSplitter:
-        """All special tokens, except control tokens of a single character, which have no room for a BREAK."""
+        """A splitter at special tokens, except single characters, which have no room for a BREAK."""
         single = {piece for piece in self._control_pieces if len(piece) == 1}
         return self._make_splitter(token for token in self._special_types if self.pieces[token] not in single)
 
@@ -198,7 +203,7 @@ class Tokenizer:
         return SpecialTokenSplitter(self._deduplicate_by_text(tokens), self._strips_before, self._strips_after)
 
     def _deduplicate_by_text(self, tokens: Iterable[int]) -> Iterable[tuple[str, int]]:
-        """Yield pairs of text and token, the first of several with the same text."""
+        """Yield text and id of each token, of several with the same text only the first."""
         first: dict[str, int] = {}
         for token in tokens:
             first.setdefault(self.pieces[token], token)
@@ -206,39 +211,39 @@ class Tokenizer:
 
     @cached_property
     def markers(self) -> MarkerEscaper:
-        """The control tokens' texts, which are plain text in a message."""
+        """Escapes the texts of control tokens in messages."""
         return MarkerEscaper(self._control_pieces)
 
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
-        """Decode token ids; control tokens only with `special`. Raises UsageError for an unknown id."""
+        """Decode token ids, control tokens only if `special`. Raises UsageError for an unknown id."""
         stream = self.stream(special)
         return "".join([stream.push(token) for token in to_token_ids(ids)]) + stream.flush()
 
     def stream(self, special: bool = False, continued: bool = False) -> "StreamDecoder":
-        """Create a decoder for streamed tokens.
+        """Return a decoder for streamed tokens.
 
-        continued: the tokens continue an earlier text.
+        continued: the tokens continue an earlier text, so their leading space is kept.
         """
         return StreamDecoder(self, special, strips_space=self._strips_space and not continued)
 
     def token_bytes(self, token: int, special: bool = False) -> bytes:
-        """Return a token's bytes, which may be an incomplete character. Raises UsageError for an unknown id."""
+        """Return the bytes of a token, which may be an incomplete character. Raises UsageError for an unknown id."""
         if not 0 <= token < self.vocab_size:
             raise UsageError(f"token {token} does not exist: the vocabulary has {self.vocab_size} tokens")
         return self._subwords.token_bytes(token, special)
 
     def compute_max_bytes(self, tokens: int) -> int:
-        """Return the maximum bytes of UTF-8 that `tokens` tokens can decode to.
+        """Return the maximum number of bytes that `tokens` tokens can decode to.
 
-        Returns sys.maxsize if encoding strips white space (by normalization or special tokens), since there is no bound
-        then.
+        Returns sys.maxsize if encoding removes white space (by normalization or special tokens), because then there is
+        no bound.
         """
         longest = max(self._longest_piece, MAX_UTF8_BYTES)
         return sys.maxsize if self._swallows else tokens * longest * (GROWTH if self._composes else 1)
 
     @cached_property
     def _longest_piece(self) -> int:
-        """The bytes of the longest token; cached, because scanning 150,000 tokens takes long."""
+        """The size in bytes of the longest token, cached, because scanning 150,000 tokens takes long."""
         return max(len(piece.encode(errors="replace")) for piece in self.pieces)  # "▁" has more bytes than its space
 
     def _encode_fragments(self, fragments: Iterable[str | int]) -> list[int]:
@@ -262,14 +267,14 @@ class Tokenizer:
 
 
 def _read_chat_template(keys: MetadataReader) -> str | None:
-    """Return the file's default template. Raises ModelError."""
+    """Return the file's default template, or None. Raises ModelError."""
     if keys.has("chat_templates"):
         keys.read_strings("chat_templates")
     return keys.read_text("chat_template", "") or _read_named_templates(keys).get("default")
 
 
 def _read_named_templates(keys: MetadataReader) -> dict[str, str]:
-    """Return the file's other templates by name. Raises ModelError if one is not a string."""
+    """Return the file's named templates. Raises ModelError if one is not a string."""
     prefix = "tokenizer.chat_template."
     names = [key.removeprefix(prefix) for key in keys.metadata if key.startswith(prefix)]
     return {name: text for name in names if (text := keys.read_text(f"chat_template.{name}"))}
@@ -289,9 +294,9 @@ def _select_tokenizer_class(vocabulary: Vocabulary) -> type[SubwordTokenizer]:
 
 
 class StreamDecoder:
-    """A decoder for streamed tokens; the joined results of `push` and `flush` equal Tokenizer.decode's.
+    """A decoder for streamed tokens: the joined results of `push` and `flush` equal Tokenizer.decode's.
 
-    The bytes of an incomplete character are kept until it is complete; invalid bytes become U+FFFD.
+    The bytes of an incomplete character are held back until it is complete; invalid bytes become U+FFFD.
     """
 
     def __init__(self, tokenizer: Tokenizer, special: bool, strips_space: bool) -> None:
@@ -301,7 +306,7 @@ class StreamDecoder:
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
-        """Return the text that is complete with this token, often "". Raises UsageError for an unknown id."""
+        """Add a token and return the text that it completes, often "". Raises UsageError for an unknown id."""
         data = self._tokenizer.token_bytes(token, self._special)
         if data and self._strips_space:
             self._strips_space = False
@@ -309,18 +314,18 @@ class StreamDecoder:
         return self._characters.decode(data)
 
     def copy(self) -> "StreamDecoder":
-        """Copy the decoder with its pending bytes."""
+        """Return a copy with the same pending bytes."""
         twin = copy.copy(self)
         twin._characters = copy.copy(self._characters)
         return twin
 
     def flush(self) -> str:
-        """Return the rest: U+FFFD if the last character is incomplete, otherwise ""."""
+        """Return the remaining text: U+FFFD if the last character is incomplete, otherwise ""."""
         return self._characters.decode(b"", final=True)
 
 
 def hash_vocabulary(metadata: Mapping[str, object]) -> str:
-    """Hash the metadata of a tokenizer."""
+    """Hash the metadata that define a tokenizer."""
     import hashlib  # seldom needed
 
     keys = sorted(key for key in metadata if key.startswith("tokenizer."))
@@ -331,13 +336,13 @@ def hash_vocabulary(metadata: Mapping[str, object]) -> str:
 def reopen_tokenizer(path: str, vocabulary: str) -> Tokenizer:
     """Open the file of a pickled tokenizer.
 
-    Raises ModelError if the file no longer exists or its vocabulary has changed.
+    Raises ModelError if the file is gone or its vocabulary has changed.
     """
     if not os.path.exists(path):
         raise ModelError(f"{path}: the file of a pickled tokenizer no longer exists")
     tokenizer = Tokenizer.from_file(path)
     if hash_vocabulary(tokenizer._metadata) != vocabulary:
-        raise ModelError(f"{path}: the vocabulary has changed since the tokenizer was pickled")
+        raise ModelError(f"{path}: the vocabulary has changed since the tokenizer was pickled; pickle it again")
     return tokenizer
 
 

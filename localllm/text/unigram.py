@@ -1,7 +1,7 @@
-"""Unigram tokenizers, which choose the segmentation with the highest sum of scores.
+"""Tokenize text with unigram models, which choose the segmentation with the highest sum of scores.
 
-Unlike its BPE, SentencePiece's unigram tokenizer (T5, https://arxiv.org/abs/1804.10959) first normalizes text with the
-file's charsmap. PLaMo 2's does not normalize, keeps spaces, and encodes a character without a token as byte tokens.
+SentencePiece's (T5, https://arxiv.org/abs/1804.10959) first normalizes text with the file's charsmap. PLaMo 2's does
+not normalize, keeps spaces, and encodes a character without a token as byte tokens.
 """
 
 import re
@@ -19,11 +19,11 @@ _PENALTY = 10.0  # a character without a token has the lowest token score minus 
 
 
 class UnigramTokenizer(SubwordTokenizer):
-    """A unigram tokenizer."""
+    """SentencePiece's unigram tokenizer."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
-        self._normalized = Charsmap(vocabulary.charsmap)
+        self._normalized = CharsmapNormalizer(vocabulary.charsmap)
         kinds, ranks = vocabulary.types, vocabulary.ranks
         scores = {piece: -ranks[piece] for piece, token in vocabulary.ids.items() if kinds[token] in (NORMAL, UNUSED)}
         scores |= {piece: 0.0 for piece, token in vocabulary.ids.items() if kinds[token] == USER_DEFINED}
@@ -42,7 +42,7 @@ class UnigramTokenizer(SubwordTokenizer):
         return tokens[:1] + [token for last, token in pairwise(tokens) if not last == token == self._unknown[0]]
 
     def _split_words(self, text: str) -> Iterable[str]:
-        """Split into words whose joined best segmentations are that of the whole text, with "▁" for a space."""
+        """Split into words whose best segmentations, joined, are that of the whole text, with "▁" for a space."""
         text = self._normalized(text)
         if self.vocabulary.merges_spaces:
             text = "".join("▁" + word for word in text.split(" ") if word)
@@ -62,7 +62,7 @@ class UnigramTokenizer(SubwordTokenizer):
         return tokens[::-1]
 
     def _find_best_starts(self, word: str) -> list[int]:
-        """Return the start of the last token in each prefix's best segmentation, by Viterbi's algorithm."""
+        """Return for each prefix where the last token of its best segmentation starts (Viterbi's algorithm)."""
         count, scores, lengths = len(word), self._scores, self._lengths
         best, starts = [0.0] + [-inf] * count, [0] * (count + 1)
         for start in range(count):
@@ -84,11 +84,11 @@ _LONGEST = 256  # maximum bytes of a sequence; those of Unicode's normalization 
 _LABEL = 0x800000FF
 
 
-class Charsmap:
-    """A normalizer that replaces the longest mapped sequence at each position."""
+class CharsmapNormalizer:
+    """A normalizer that replaces the longest mapped sequence at each position of a text."""
 
     def __init__(self, data: bytes) -> None:
-        """Read a map; an empty one has no effect. Raises ModelError if it is inconsistent."""
+        """Parse a precompiled charsmap; an empty one changes nothing. Raises ModelError if it is inconsistent."""
         size = int.from_bytes(data[:4], "little")
         if data and (len(data) <= size + 4 or size % 4 or data[-1] != 0):
             raise ModelError(
@@ -123,7 +123,10 @@ class Charsmap:
         return all(self._find_longest(character + second, 0)[0] == 0 for second in characters)
 
     def _find_longest(self, text: str, start: int) -> tuple[int, int]:
-        """Return the end of the longest sequence at a position, and its replacement's offset, or (start, 0)."""
+        """Return the end of the longest mapped sequence at a position, and the offset of its replacement.
+
+        Returns (start, 0) if no sequence begins there.
+        """
         nodes, count = self._nodes, len(self._nodes)
         best, place = start, 0
         inner = _get_offset(nodes[0])
@@ -164,12 +167,12 @@ class PlamoTokenizer(SentencePieceTokenizer):
         super().__init__(vocabulary)
         tokens = [token for token in vocabulary.ids.values() if vocabulary.types[token] == NORMAL]
         pieces = [vocabulary.pieces[token] for token in tokens]
-        scores = {piece: round_half_up(-vocabulary.ranks[piece] * _UNITS) for piece in pieces}
+        scores = {piece: round_half_away_from_zero(-vocabulary.ranks[piece] * _UNITS) for piece in pieces}
         self._scores = {piece: score for piece, score in scores.items() if score > _INVALID}
         self._lengths = index_lengths(self._scores, 1)
 
     def encode(self, text: str) -> list[int]:
-        """Encode a text without special tokens; drop a leading byte order mark."""
+        """Encode a text without special tokens and without a leading byte order mark."""
         return super().encode(text.removeprefix("\ufeff"))
 
     def _split_words(self, text: str) -> Iterable[str]:
@@ -185,9 +188,9 @@ class PlamoTokenizer(SentencePieceTokenizer):
         return tokens
 
     def _find_best_ends(self, word: str) -> list[int]:
-        """Return, for each position, the end of the first token in the best segmentation of the rest.
+        """Return for each position where the first token of the rest's best segmentation ends.
 
-        The end is negative if that token is a single character that becomes byte tokens.
+        The value is negative if that token is a single character that becomes byte tokens.
         """
         count, scores = len(word), self._scores
         best, ends = [0] * (count + 1), [0] * count
@@ -205,6 +208,6 @@ class PlamoTokenizer(SentencePieceTokenizer):
         return piece.encode(errors="replace")
 
 
-def round_half_up(x: float) -> int:
-    """Round as C does: halves away from 0."""
+def round_half_away_from_zero(x: float) -> int:
+    """Round to the nearest integer as C does, halves away from 0."""
     return int(abs(x) + 0.5) * (1 if x >= 0 else -1)

@@ -1,7 +1,7 @@
-"""The validated vocabulary of a GGUF file: token texts, token types, and the ids of special tokens.
+"""Read and validate the vocabulary of a GGUF file: token texts, token types, ids of special tokens.
 
-Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#tokenizer. For missing keys, llama.cpp's defaults apply,
-except that a byte-level vocabulary without a BOS or EOS id has none (llama.cpp takes id 11, a comma in most).
+Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#tokenizer. Missing keys get llama.cpp's defaults, except
+that a byte-level vocabulary without a BOS or EOS id has none (llama.cpp takes id 11, a comma in most).
 """
 
 import re
@@ -28,16 +28,13 @@ ORDER = {BYTE: 0, NORMAL: 1, USER_DEFINED: 1, UNUSED: 2, CONTROL: 3, UNKNOWN: 4}
 def list_tokens_of_types(types: bytearray, *kinds: int) -> list[int]:
     """List the tokens of these types.
 
-    This takes 0.1 ms for 128256 tokens, a loop over them 10 ms.
+    This takes 0.1 ms for 128256 tokens; a loop over them takes 10 ms.
     """
     return np.flatnonzero(np.isin(np.frombuffer(types, np.uint8), kinds)).tolist()
 
 
 def read_special_id(keys: MetadataReader, name: str, count: int) -> int | None:
-    """Read the id of a special token; None if it is missing or invalid.
-
-    An invalid id is noted in `oddities`.
-    """
+    """Read the id of a special token; None if it is missing or beyond the vocabulary, which is noted in `oddities`."""
     token = keys.read_raw(name + ID)
     if token is None or (is_integer(token) and token in NO_ID):
         return None
@@ -51,7 +48,7 @@ def read_special_id(keys: MetadataReader, name: str, count: int) -> int | None:
 
 
 def has_invalid_id(keys: MetadataReader, name: str, count: int) -> bool:
-    """Return whether the file's id of a special token, which is then ignored, exceeds the vocabulary."""
+    """Return whether the file's id of a special token is beyond the vocabulary and therefore ignored."""
     token = keys.read_raw(name + ID)
     return is_integer(token) and token >= count and token not in NO_ID
 
@@ -59,7 +56,10 @@ def has_invalid_id(keys: MetadataReader, name: str, count: int) -> bool:
 def index_duplicates(
     pieces: Sequence[str], types: bytearray, oddities: Irregularities
 ) -> tuple[dict[str, int], DuplicateTokens]:
-    """Map each text to one token, the first in ORDER, and each text shared by several tokens to all of them."""
+    """Map each text to one token, and each text that several tokens share to all of them.
+
+    Of several tokens, the one whose type comes first in ORDER is chosen, and a note goes to `oddities`.
+    """
     all_tokens: dict[str, list[int]] = {}
     for token, piece in enumerate(pieces):
         all_tokens.setdefault(piece, []).append(token)
@@ -110,13 +110,13 @@ MORE_ENDS = "eos_token_ids"  # a key of Ollama's: all tokens that end an answer
 
 
 def read_end_texts(metadata: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the strings that end an answer although no token has them."""
+    """Return the strings that end an answer although no token has them (localllm's key)."""
     texts = metadata.get(END_TEXTS_KEY)
     return tuple(text for text in texts if isinstance(text, str) and text) if isinstance(texts, list) else ()
 
 
-def read_more_ends(keys: MetadataReader, count: int) -> set[int]:
-    """Read the additional end tokens; note ids beyond the vocabulary in `oddities`."""
+def read_extra_end_ids(keys: MetadataReader, count: int) -> set[int]:
+    """Read the end tokens in Ollama's key; ids beyond the vocabulary are noted in `oddities`."""
     if not keys.has(MORE_ENDS):
         return set()
     ids_found = keys.read_array(MORE_ENDS, "iu", "an array of integers").tolist()
@@ -126,7 +126,7 @@ def read_more_ends(keys: MetadataReader, count: int) -> set[int]:
 
 
 def correct_types(keys: MetadataReader, ids: Mapping[str, int], types: bytearray, twins: DuplicateTokens) -> set[int]:
-    """Correct the types of tokens with well-known texts, in place; return those that end an answer."""
+    """Correct the types of tokens with well-known texts in place, and return those that end an answer."""
     end_ids = {token for text in END_TEXTS for token in list_tokens_with_text(text, ids, twins)}
     ends = {
         token for token in end_ids if token not in list_tokens_with_text("</s>", ids, twins) or types[token] != NORMAL
@@ -145,7 +145,7 @@ def correct_types(keys: MetadataReader, ids: Mapping[str, int], types: bytearray
 
 
 def remove_exceptions(ends: set[int], ids: Mapping[str, int], types: bytearray) -> set[int]:
-    """Remove two tokens that do not end an answer.
+    """Return the end tokens without two that do not end an answer.
 
     <|end|> of gpt-oss and Solar closes only a segment of an answer, and Gemma 4's </s> is plain text.
     """
@@ -159,10 +159,10 @@ def remove_exceptions(ends: set[int], ids: Mapping[str, int], types: bytearray) 
     return ends
 
 
-def find_stripping(
+def find_stripping_tokens(
     metadata: Mapping[str, object], ids: Mapping[str, int], types: bytearray
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """Return the special tokens that strip white space before them, and those that strip it after them.
+    """Return the special tokens that remove white space before them, and those that remove it after them.
 
     GGUF does not store this: llama.cpp derives it from the model's name, pre-tokenizer and architecture.
     """
@@ -185,7 +185,7 @@ OLDER_NAMES = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}  #
 
 
 class InfillTokens(NamedTuple):
-    """Ids of fill-in-the-middle tokens.
+    """The ids of fill-in-the-middle tokens.
 
     Attributes:
         prefix, suffix, middle: precede the sections of a prompt; the model continues after `middle`.
@@ -204,7 +204,7 @@ def read_infill_tokens(
 ) -> InfillTokens | None:
     """Return the fill-in-the-middle tokens; None if prefix, suffix or middle is missing.
 
-    find: returns the special token with a text, or None.  count: vocabulary size.
+    find: returns the special token with a text, or None. count: size of the vocabulary.
     """
     keys = MetadataReader(metadata, PREFIX)
 
@@ -246,7 +246,7 @@ _BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 @frozen
 class Vocabulary:
-    """A file's tokens; ids are indices of `pieces`."""
+    """The tokens of a file; ids are indices of `pieces`."""
 
     model: str  # "gpt2": byte-level BPE, "llama": SentencePiece BPE, "t5": unigram, "gemma4": BPE with "▁", ...
     pretokenizer: PreTokenizer | None  # None for models without one
@@ -262,7 +262,7 @@ class Vocabulary:
     adds_eos: bool
     adds_space: bool  # SentencePiece: add a space before a text
     merges_spaces: bool  # unigram: merge consecutive spaces
-    charsmap: bytes  # unigram: normalization map, see unigram.Charsmap
+    charsmap: bytes  # unigram: normalization map, see unigram.CharsmapNormalizer
     lowers: bool  # WordPiece: convert to lower case
     strips_accents: bool  # WordPiece
     strips_before: frozenset[int]  # special tokens that strip the white space before them
@@ -273,7 +273,7 @@ class Vocabulary:
 def read_vocabulary(metadata: Mapping[str, object], oddities: Irregularities | None = None) -> Vocabulary:
     """Read the vocabulary. Raises ModelError if it is missing, inconsistent or not supported.
 
-    oddities: collects harmless irregularities of the file.
+    oddities: receives notes on harmless irregularities of the file.
     """
     keys = MetadataReader(metadata, PREFIX, oddities=oddities)
     model = _read_model(keys)
@@ -304,8 +304,8 @@ def read_vocabulary(metadata: Mapping[str, object], oddities: Irregularities | N
             _cache_strings(metadata, cached, twins, "tokens", "merges")
     ends = correct_types(keys, ids, types, twins)
     ends |= {end for name in ("eos", "eot", "eom") if (end := special[name]) is not None}
-    ends = remove_exceptions(ends, ids, types) | read_more_ends(keys, len(pieces))
-    strips_left, strips_right = find_stripping(metadata, ids, types)
+    ends = remove_exceptions(ends, ids, types) | read_extra_end_ids(keys, len(pieces))
+    strips_left, strips_right = find_stripping_tokens(metadata, ids, types)
     for token in list_tokens_of_types(types, CONTROL, UNKNOWN):
         if not twins or ids.get(pieces[token]) == token:
             del ids[pieces[token]]
@@ -322,8 +322,8 @@ def read_vocabulary(metadata: Mapping[str, object], oddities: Irregularities | N
         eos_id=special["eos"],
         unknown_id=special["unknown"],
         end_ids=frozenset(ends),
-        adds_bos=_adds_bos(keys, model, special["bos"], pretokenizer),
-        adds_eos=_adds(keys, "eos", special["eos"], model in ("t5", "bert")),
+        adds_bos=_requests_bos(keys, model, special["bos"], pretokenizer),
+        adds_eos=_requests_token(keys, "eos", special["eos"], model in ("t5", "bert")),
         adds_space=pretokenizer is None and model != "bert" and keys.read_flag("add_space_prefix", model == "llama"),
         merges_spaces=model == "t5" and keys.read_flag("remove_extra_whitespaces", False),
         charsmap=_read_charsmap(keys) if model == "t5" else b"",
@@ -336,20 +336,20 @@ def read_vocabulary(metadata: Mapping[str, object], oddities: Irregularities | N
 
 
 def _get_cached_strings(keys: MetadataReader, name: str) -> MappedStrings | None:
-    """Return a cached array of strings that an earlier start has validated."""
+    """Return an array of strings that an earlier start has validated and cached, or None."""
     return keys.metadata.kept.get(PREFIX + name) if isinstance(keys.metadata, Metadata) else None
 
 
 def _cache_strings(
     metadata: Mapping[str, object], cached: MappedStrings | None, twins: DuplicateTokens, *names: str
 ) -> None:
-    """Cache arrays of strings, unless they are cached already or must be validated every time."""
+    """Cache arrays of strings, unless they are cached or have duplicates, which must be reported at every start."""
     if isinstance(metadata, Metadata) and not cached and not twins:
         metadata.keep(*(PREFIX + name for name in names))
 
 
 def _read_model(keys: MetadataReader) -> str:
-    """Read the tokenizer model."""
+    """Read the name of the tokenizer model. Raises ModelError for an invalid one, UnsupportedError."""
     model = keys.read_text("model")
     if not _NAME.fullmatch(model):
         raise keys.make_value_error("model", "a name")
@@ -361,7 +361,7 @@ def _read_model(keys: MetadataReader) -> str:
 
 
 def _read_pieces(keys: MetadataReader) -> list[str]:
-    """Read the text of every token; an empty text, which cannot occur, gets a name."""
+    """Read the text of every token. An empty text, which cannot be encoded, gets a name."""
     pieces = keys.read_strings("tokens")
     if not pieces:
         raise keys.make_value_error("tokens", "an array of strings")
@@ -371,7 +371,7 @@ def _read_pieces(keys: MetadataReader) -> list[str]:
 def _index_pieces(
     keys: MetadataReader, pieces: Sequence[str], types: bytearray, cached: MappedStrings | None
 ) -> tuple[dict[str, int] | StringIndex, DuplicateTokens]:
-    """Map texts to tokens, and list texts shared by several tokens; a cached vocabulary has none."""
+    """Map texts to tokens, and list the texts that several tokens share; a cached vocabulary has none."""
     if cached:
         return StringIndex(cached), {}
     ids = dict(zip(pieces, range(len(pieces)), strict=True))
@@ -379,7 +379,7 @@ def _index_pieces(
 
 
 def _read_types(keys: MetadataReader, count: int) -> bytearray:
-    """Read each token's type; by default all are normal."""
+    """Read the type of each token; without the key all are normal."""
     if not keys.has("token_type"):
         return bytearray([NORMAL]) * count
     types = _read_token_array(keys, "token_type", "iu", count)
@@ -398,7 +398,7 @@ def _read_types(keys: MetadataReader, count: int) -> bytearray:
 
 
 def _read_scores(keys: MetadataReader, count: int, needed: bool) -> np.ndarray:
-    """Read each token's score, float [count]."""
+    """Read the score of each token, float [count]."""
     if not needed and not keys.has("scores"):
         return np.zeros(count)
     scores = _read_token_array(keys, "scores", "f", count)
@@ -411,7 +411,10 @@ def _read_scores(keys: MetadataReader, count: int, needed: bool) -> np.ndarray:
 
 
 def _read_token_array(keys: MetadataReader, name: str, kinds: str, count: int) -> np.ndarray:
-    """Read an array with one value per token, [count], of these NumPy kinds."""
+    """Read an array with one value per token, [count].
+
+    kinds: accepted NumPy dtype kinds.
+    """
     values = keys.read_array(name, kinds, f"an array of {'scores' if kinds == 'f' else 'integers'}")
     if len(values) != count:
         raise ModelError(f"{keys.format_key(name)}: expected {count} values, one per token, found {len(values)}")
@@ -430,10 +433,10 @@ def _check_bytes(pieces: Sequence[str], types: bytearray) -> None:
 def _check_all_bytes(
     ids: Mapping[str, int], model: str, pretokenizer: PreTokenizer | None, unknown_id: int | None
 ) -> str | None:
-    """Return a warning about missing byte tokens, whose bytes the model cannot read; None if none are needed.
+    """Return a warning about missing byte tokens, whose bytes the model cannot read, or None.
 
     T5, RWKV and BERT need none, nor do vocabularies that lack most of them and have an unknown token. Raises ModelError
-    if most are missing in byte-level BPE, or some in a vocabulary without an unknown token to replace them.
+    if most are missing in byte-level BPE, or some in a vocabulary without an unknown token.
     """
     is_byte_level = pretokenizer is not None and not pretokenizer.marks_spaces
     pieces = _USUAL_BYTES if is_byte_level else _BYTE_PIECES
@@ -449,7 +452,7 @@ def _check_all_bytes(
 
 
 def _check_flags_and_ids(keys: MetadataReader, count: int) -> None:
-    """Check flags and ids, including unused ones."""
+    """Raise ModelError for a flag or an id of a wrong type, also if it is not used."""
     for name in _FLAGS:
         if keys.has(name):
             keys.read_flag(name)
@@ -475,7 +478,7 @@ def _select_pretokenizer(keys: MetadataReader, model: str) -> tuple[PreTokenizer
 
 
 def _read_special_ids(keys: MetadataReader, model: str, count: int) -> dict[str, int | None]:
-    """Read the special ids, with llama.cpp's defaults for missing keys."""
+    """Read the ids of special tokens, with llama.cpp's defaults for missing keys."""
     names = {name: name for name in ("bos", "eos", "unknown", "eot", "eom")}
     names |= {name: name_here for name, name_here in _NAMED.get(model, {}).items() if not keys.has(name + ID)}
     special = {name: read_special_id(keys, name_here, count) for name, name_here in names.items()}
@@ -487,18 +490,20 @@ def _read_special_ids(keys: MetadataReader, model: str, count: int) -> dict[str,
     return special | {name: token for name, token in usual.items() if is_silent[name]}
 
 
-def _adds_bos(keys: MetadataReader, model: str, token: int | None, pretokenizer: PreTokenizer | None) -> bool:
-    """Return whether a BOS token comes first.
+def _requests_bos(keys: MetadataReader, model: str, token: int | None, pretokenizer: PreTokenizer | None) -> bool:
+    """Return whether a BOS token precedes each text.
 
     Gemma 4's files deny this by mistake, which is overridden, as in llama.cpp.
     """
     if pretokenizer is None:
-        return _adds(keys, "bos", token, model in ("llama", "bert"))
-    return _adds(keys, "bos", token, pretokenizer.adds_bos) or (pretokenizer.joins_lines and token is not None)
+        return _requests_token(keys, "bos", token, model in ("llama", "bert"))
+    return _requests_token(keys, "bos", token, pretokenizer.adds_bos) or (
+        pretokenizer.joins_lines and token is not None
+    )
 
 
-def _adds(keys: MetadataReader, name: str, token: int | None, default: bool) -> bool:
-    """Return whether the file requests a BOS or EOS token, and has one."""
+def _requests_token(keys: MetadataReader, name: str, token: int | None, default: bool) -> bool:
+    """Return whether the file requests a BOS or EOS token and has one."""
     flag = keys.read_flag(f"add_{name}_token", default)
     if flag and token is None and keys.has(key := f"add_{name}_token"):
         keys.oddities.note(f"{PREFIX}{key} is true, but the vocabulary has no {name} token: ignored", PREFIX + key)
@@ -506,7 +511,7 @@ def _adds(keys: MetadataReader, name: str, token: int | None, default: bool) -> 
 
 
 def _read_charsmap(keys: MetadataReader) -> bytes:
-    """Read the bytes of the precompiled charsmap; b"" without one."""
+    """Read the precompiled charsmap; b"" without one."""
     if not keys.has("precompiled_charsmap"):
         return b""
     data = keys.read_array("precompiled_charsmap", "iu", "an array of bytes")
@@ -516,18 +521,20 @@ def _read_charsmap(keys: MetadataReader) -> bytes:
 
 
 def rank_merges(keys: MetadataReader, ids: Mapping[str, int], needed: bool) -> tuple[dict[str, float], bool]:
-    """Rank each "left right" pair by its first position in the file; return the ranks, and check_merges."""
+    """Rank each "left right" pair by its first position in the file.
+
+    Returns the ranks, and whether all merges are regular (see check_merges).
+    """
     merges = keys.read_strings("merges") if needed or keys.has("merges") else []
     is_usual = check_merges(keys, merges, ids)
     return dict(zip(reversed(merges), range(len(merges) - 1, -1, -1), strict=True)), is_usual
 
 
 def check_merges(keys: MetadataReader, merges: list[str], ids: Mapping[str, int]) -> bool:
-    """Return whether all merges join two tokens to a token.
+    """Return whether every merge joins two tokens to a token; others are noted in `oddities`.
 
-    Checking 280k takes 0.1 s, so the result is cached. Others are noted in `oddities`: as in llama.cpp, a merge's
-    result is
-    encoded as the tokens of its characters. Raises ModelError for an entry that is not a merge.
+    As in llama.cpp, a result that is not a token is encoded as the tokens of its characters. Checking 280k merges takes
+    0.1 s, so the result is cached. Raises ModelError for an entry that is not a merge.
     """
     data, is_cached = keys.metadata, ids.keys()
     mark = data.compute_fingerprint(PREFIX + "tokens", PREFIX + "merges") if isinstance(data, Metadata) else None
@@ -548,9 +555,9 @@ def check_merges(keys: MetadataReader, merges: list[str], ids: Mapping[str, int]
 
 
 def note_odd_merges(keys: MetadataReader, merges: Iterable[str], ids: Mapping[str, int]) -> None:
-    """Note in `oddities` how many merges join, or yield, texts that are not tokens.
+    """Note in `oddities` how many merges join or yield texts that are not tokens.
 
-    Raises ModelError for a merge that is not two texts separated by a space.
+    Raises ModelError for an entry that is not two texts separated by a space.
     """
     odd: list[str] = []
     for position, merge in enumerate(merges):

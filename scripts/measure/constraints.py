@@ -39,7 +39,7 @@ def masks(model: localllm.Model, kind: dict) -> tuple[float, list[float]]:
         matcher = first.copy()
         for token in model.tokenizer.encode_inside(TEXT)[:-2]:
             before = perf_counter()
-            matcher.allowed_mask()
+            matcher.compute_allowed_mask()
             between = perf_counter()
             matcher.accept(token)
             times.append(perf_counter() - between + between - before)

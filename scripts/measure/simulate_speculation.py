@@ -96,7 +96,7 @@ def now(said: Answer, each: float) -> float:
     while rest:
         draft = guesses.draft(len(rest) - 1)
         drawn = rest[: right(draft, rest) + 1]
-        guesses.learn(drawn)
+        guesses.push(drawn)
         rest, spent = rest[len(drawn) :], spent + 1 + each * len(draft)
     return spent
 

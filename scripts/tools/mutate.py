@@ -218,14 +218,14 @@ def list_family_names(path: str) -> set[str]:
     from models import DECLARATIONS, ENCODERS
 
     from localllm.arch import ARCHITECTURES
-    from localllm.convert.records import complete_record, load_records
+    from localllm.convert.records import load_records, resolve_record
 
     classes, archs, stem = set[str](), set[str](), Path(path).stem
     if path.startswith(FAMILIES[0]):
         classes = set(re.findall(r"\w+", (ROOT / path).read_text("utf-8"))) & load_records().keys()
         archs = {arch for arch, module in ARCHITECTURES.items() if module == stem}
     else:
-        classes = {name for name in load_records() if f"@{stem}." in str(complete_record(name))}
+        classes = {name for name in load_records() if f"@{stem}." in str(resolve_record(name))}
     checkpoints = json.loads((ROOT / "tests" / "goldens" / "checkpoints.json").read_text("utf-8"))
     declared = {name for name, declaration in (DECLARATIONS | ENCODERS).items() if declaration.arch in archs}
     return declared | {name for name, facts in checkpoints.items() if classes & {*facts["config"]["architectures"]}}

@@ -161,7 +161,7 @@ def texts(path: str, untrained: Path, count: int, threads: int) -> list[Text]:
     np.random.default_rng(0).shuffle(questions)
     found, started = [], time.time()
     with api.open_model(path, threads, 1024, cache=False) as model:
-        model.drafter(f"draft:{untrained}")
+        model.resolve_drafter(f"draft:{untrained}")
         engine, begin, heard = model.engine, model.engine.sequence, dict[int, Heard]()
 
         def sequence() -> Any:

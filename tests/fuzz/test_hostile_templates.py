@@ -321,7 +321,7 @@ def test_a_probe_renders_with_the_later_variables(condition: str):
 ])  # fmt: skip
 def test_concatenations_are_limited_within_every_construct(around: str):
     """Replace a chain by a call that limits it."""
-    tree = sandbox._GuardInserter().visit(sandbox._Environment().parse(around.replace("X", "(p ~ q)")))
+    tree = sandbox._GuardInserter().visit(sandbox._LimitedEnvironment().parse(around.replace("X", "(p ~ q)")))
     calls = [node.name for node in tree.find_all(nodes.ExtensionAttribute)]
     assert calls.count("concat") == around.count("X") + 3 * ("~" in around)
     assert not [*tree.find_all(nodes.Concat)]
@@ -416,8 +416,8 @@ def test_the_largest_value_renders_and_the_next_is_refused(source: str, fits: in
     ("{{ strftime_now('%1000d') }}", "a width exceeds 999"), ("{{ '%1000d' | format(1) }}", "a width exceeds 999"),
     ("{{ '{:1000}'.format(1) }}", "a width exceeds 999"), ("{{ '{:{}}'.format(1, 2) }}", "a width exceeds 999"),
     ("{% for x in [1] %}{{ [loop] }}{% endfor %}", "the variable `loop` cannot be stored in a list"),
-    ("{{ [1] | tojson(indent=17) }}", "the indentation of tojson exceeds 16"),
-    ("{{ [1] | tojson(indent=' ' * 17) }}", "the indentation of tojson exceeds 16"),
+    ("{{ [1] | tojson(indent=17) }}", "the indentation of tojson must be at most 16 characters"),
+    ("{{ [1] | tojson(indent=' ' * 17) }}", "the indentation of tojson must be at most 16 characters"),
     ("{{ strftime_now('%H') }}{{ '%999d' | format(1) }}", None),
     ("{{ '%999d%%' % 1 }}{{ '{:.1f}{:999}'.format(1, 2) }}{{ [1] | tojson(indent=16) }}{{ [[1], [2]] | map('sum') }}",
      None),
@@ -447,7 +447,7 @@ def test_indented_parts_are_measured_before_they_are_written(monkeypatch, value,
     for limit, fits in ((length, True), (length - 1, False)):
         monkeypatch.setattr(limits, "MAX_LENGTH", limit)
         with nullcontext() if fits else pytest.raises(LimitError, match="a value exceeds"):
-            limits.check_indented(value, indent)
+            limits.check_indented_json(value, indent)
 
 
 def test_a_rendering_ends_by_the_clock_or_by_bytes_made(monkeypatch: pytest.MonkeyPatch):
@@ -466,7 +466,7 @@ def test_a_rendering_ends_by_the_clock_or_by_bytes_made(monkeypatch: pytest.Monk
     limits.reset_limits()
     for value, size in ((["x"] * 7, 56), ("x" * 100, limits.sys.getsizeof("x" * 100)), (iter([1, 2]), 16)):
         before = limits._rendering.made
-        kept: Any = limits.require_limited(value)
+        kept: Any = limits.require_small(value)
         assert [*kept] and limits._rendering.made - before == size
 
 
@@ -480,7 +480,7 @@ def test_every_turn_and_every_written_text_counts(monkeypatch: pytest.MonkeyPatc
     """Count items that are looked at and left out, too; and the length of written texts."""
     template, counted = compile_template(source), []
     monkeypatch.setattr(sandbox, "count_step", lambda made=0: counted.append(made))
-    for name in ("require_limited", "count_items"):  # which count the sizes of values besides
+    for name in ("require_small", "count_items"):  # which count the sizes of values besides
         monkeypatch.setattr(sandbox, name, lambda value: value)
     render_template(template, {"x": [1, 2]})
     assert counted == ticks
@@ -506,9 +506,9 @@ def test_texts_in_lists_are_measured_together(monkeypatch: pytest.MonkeyPatch, v
     """Measure texts that are going to be one, however deep they lie, and as keys, too."""
     for length, fits in ((10, True), (9, False)):
         monkeypatch.setattr(limits, "MAX_LENGTH", length)
-        assert limits.require_light(value) is value
+        assert limits.require_few_items(value) is value
         with nullcontext() if fits else pytest.raises(LimitError, match="a value exceeds 9 characters"):
-            limits.require_light(value, written=True)
+            limits.require_few_items(value, written=True)
 
 
 def test_parts_of_texts_and_lists_count_as_made(monkeypatch: pytest.MonkeyPatch):

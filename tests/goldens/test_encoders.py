@@ -130,7 +130,7 @@ def test_runs_join_texts_of_similar_lengths():
 
 def test_long_texts_and_foreign_ids_are_refused(model_path):
     reader = opened(model_path("bert"), "bert", "reference")
-    with pytest.raises(ContextError, match="a text of 129 tokens exceeds the model's context of 128"):
+    with pytest.raises(ContextError, match="an input of 129 tokens exceeds the model's context of 128"):
         reader.read([np.zeros(129, int)])
     for wrong in ([], [-1], [272]):
         with pytest.raises(UsageError, match="from 0 to 271"):
@@ -190,7 +190,7 @@ def test_texts_that_cannot_be_read_are_refused():
     reader = Bare()
     assert len(reader.read([[1] * 9])) == 1
     for text, error, message in (
-        ([1] * 10, ContextError, "a text of 10 tokens exceeds the model's context of 9"),
+        ([1] * 10, ContextError, "an input of 10 tokens exceeds the model's context of 9: shorten it"),
         ([], UsageError, "token ids must be a list of integers from 0 to 19"),
         ([1, 20], UsageError, "token ids must be a list of integers from 0 to 19"),
         ([-1, 1], UsageError, "token ids must be a list of integers from 0 to 19"),

@@ -137,7 +137,11 @@ def test_without_arguments_usage_goes_to_stderr(cli):
         (2, ["run", "TINY", "-f", "missing.txt"], "missing.txt"),
         (2, ["run", "TINY", "-p", "x", "--n", "0"], "--n must be 1 or greater"),
         (2, ["run", "TINY", "-p", "x", "--beams", "-1"], "--beams must be 0 or greater"),
-        (2, ["run", "TINY", "-p", "x", "--n", "3", "--beams", "2"], "3 answers need at least as many beams, not 2"),
+        (
+            2,
+            ["run", "TINY", "-p", "x", "--n", "3", "--beams", "2"],
+            "3 answers need at least as many beams (found 2): raise beams, or lower n",
+        ),
         (2, ["run", "TINY", "-p", "x", "--beams", "2", "--temp", "0"], "--temp cannot be combined"),
         (2, ["run", "TINY", "-p", "x", "--beams", "2", "-s", "1"], "-s cannot be combined"),
         (2, ["tokenize", "TINY", "a", "b"], "b"),

@@ -30,7 +30,7 @@ from localllm.engine.backend import WORKING_BYTES
 from localllm.errors import ContextError, ModelError, UsageError
 from localllm.files import text_file
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.safe_file import ExclusiveWriter
+from localllm.files.safe_file import WriteLock
 from localllm.kernels.build import faults
 from localllm.services.records.lines import read_records
 from localllm.text.messages import validate_messages
@@ -123,9 +123,10 @@ def test_quantize_replaces_its_default_output_only_with_force(folder: Path, cli,
     [("quantize", "out.gguf", "out.gguf"), ("split", "out", "out-00001-of-00001.gguf")],
 )
 def test_two_commands_do_not_write_one_file_at_once(folder: Path, refused, command: str, out: str, written: str):
-    with ExclusiveWriter(str(folder / written)):
+    with WriteLock(str(folder / written)):
         words = [command, folder / "model.gguf", folder / out, *["Q8_0"] * (command == "quantize")]
-        assert refused(words) == f"localllm: error: {folder}/{written}: another localllm is writing this file\n"
+        problem = "another localllm is writing this file; wait until it has finished"
+        assert refused(words) == f"localllm: error: {folder}/{written}: {problem}\n"
     assert not (folder / written).exists()
 
 
@@ -525,7 +526,9 @@ def test_file_names_are_not_taken_for_option_names(tiny: str, cli, tmp_path: Pat
     assert cli("serve", tiny)[2] == message
     monkeypatch.delenv("LOCALLLM_API_KEY_FILE")
     Path(name).write_text("# none\n")
-    assert cli("serve", tiny, "--api-key-file", name)[2].startswith(f"localllm: error: {name} has no keys; ")
+    assert cli("serve", tiny, "--api-key-file", name)[2].startswith(
+        f"localllm: error: {name} must have at least one key, "
+    )
     assert cli("run", f"./{name}/{name}", "-p", "x")[2].startswith(f"localllm: error: ./{name}/{name}")
     assert cli("run", tiny, "-p", name, "-n", "-3")[2].startswith("localllm: error: -n must be 0 or greater")
     assert cli("run", tiny, "-p", name, "--top-k", "-3")[2].startswith("localllm: error: --top-k must be")

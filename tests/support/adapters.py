@@ -7,7 +7,7 @@ import numpy as np
 
 from localllm.arch import load_architecture
 from localllm.engine.adapter_file import compute_digest
-from localllm.engine.adapters import Adapter, LowRank
+from localllm.engine.adapters import Adapter, LowRankMatrices
 from localllm.engine.engine import Engine
 from localllm.engine.options import EngineOptions
 from localllm.errors import UnsupportedError
@@ -27,14 +27,16 @@ def float_tensor(name: str, numbers: np.ndarray, format: str = "F32") -> Tensor:
     return Tensor(name, BY_NAME[format], data.shape, data.view(np.uint8))
 
 
-def random_low_rank(name: str, shape: tuple[int, ...], rank: int, rng: np.random.Generator, format: str) -> LowRank:
+def random_low_rank(
+    name: str, shape: tuple[int, ...], rank: int, rng: np.random.Generator, format: str
+) -> LowRankMatrices:
     *stack, rows, columns = shape
     is_embedding = name == "token_embd.weight"
     a_shape, b_shape = (*stack, rank, columns), (*stack, rows, rank)
     if is_embedding:
         a_shape, b_shape = (rows, rank), (columns, rank)
     a, b = (0.3 * rng.standard_normal(shape) / rank**0.5 for shape in (a_shape, b_shape))
-    return LowRank(float_tensor(f"{name}.lora_a", a, format), float_tensor(f"{name}.lora_b", b, format), 0.75)
+    return LowRankMatrices(float_tensor(f"{name}.lora_a", a, format), float_tensor(f"{name}.lora_b", b, format), 0.75)
 
 
 def random_adapter(

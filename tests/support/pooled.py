@@ -11,7 +11,7 @@ from localllm.generation.prefix_cache import CachedSequence, PrefixCache, Prefix
 @contextmanager
 def acquire(cache: PrefixCache, ids: Sequence[int], **how: Any) -> Iterator[CachedSequence]:
     """Yield a sequence of PrefixCache.begin; give it back and collect it at the end."""
-    begun = cache.begin(PrefixQuery(ids, **how))
+    begun = cache.acquire_sequence(PrefixQuery(ids, **how))
     try:
         yield begun
     finally:

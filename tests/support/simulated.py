@@ -145,8 +145,8 @@ class SimulatedCard:
     def use(self) -> None: ...
 
     def allocate(self, size: int) -> int:
-        if size > self.free_bytes():
-            raise MemoryLimitError(f"the card has {self.free_bytes()} bytes, {size} are needed")
+        if size > self.get_free_bytes():
+            raise MemoryLimitError(f"the card has {self.get_free_bytes()} bytes, {size} are needed")
         memory = np.full(size + 256, 0xFF, np.uint8)  # NaN, should anybody read it
         start = address(memory) + -address(memory) % 256
         self.memory[start] = memory
@@ -218,7 +218,7 @@ class SimulatedCard:
 
     def synchronize(self) -> None: ...
 
-    def free_bytes(self) -> int:
+    def get_free_bytes(self) -> int:
         return self.capacity - sum(len(memory) for memory in self.memory.values())
 
     def close(self) -> None:

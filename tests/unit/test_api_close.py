@@ -41,7 +41,7 @@ def model(path: Path) -> Model:
 
 def model_with_draft(path: Path) -> Model:
     opened = localllm.open(path, threads=2)
-    opened.drafter(f"draft:{write_tiny_model(path.with_name('draft.gguf'), seed=1)}")
+    opened.resolve_drafter(f"draft:{write_tiny_model(path.with_name('draft.gguf'), seed=1)}")
     return opened
 
 

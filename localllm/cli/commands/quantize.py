@@ -119,10 +119,10 @@ def quantize(
     if formats.prune_layers is not None:
         source = service.prune_layers(source, formats.prune_layers)
     if lora:
-        from localllm.quantizing.adapters import merge
+        from localllm.quantizing.adapters import merge_adapters
 
         scales: Any = [each for some in lora for each in some]
-        source = merge(source, scales)
+        source = merge_adapters(source, scales)
     request = QuantizeRequest(
         recipe, formats.to_options(), importance.imatrix, tuple(importance.include_weights or ()),
         tuple(importance.exclude_weights or ()), overrides, edits, keep_split, limits, allow_requantize, strict,
@@ -232,7 +232,7 @@ def require_consent(
     from localllm.quantizing import quantize as service
 
     if not is_named:
-        service.require_absent(plan.paths(target))
+        service.require_absent(plan.list_paths(target))
     if nbytes_before is not None and nbytes > MAX_GROWTH * nbytes_before and not force:
         sizes = f"{format_size(nbytes)}, from {format_size(nbytes_before)}"
         raise UsageError(f"the new file would be larger than the old one: {sizes}; use --force to write it anyway")
@@ -330,7 +330,7 @@ def require_writable(
     if threads is not None and not 1 <= threads <= 1024:
         raise UsageError(f"threads must be from 1 to 1024, not {threads}")
     check_output(plan, target, request)
-    for path in plan.paths(target):
+    for path in plan.list_paths(target):
         require_replaceable(path, is_model, "a model", force)
 
 
@@ -376,7 +376,7 @@ def write_files(
         )  # fmt: skip
     opening.warn(warnings)
     progress.add("encoding")
-    paths = plan.paths(target)
+    paths = plan.list_paths(target)
     name = to_one_line(paths[0]) + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
     write(f"{name}: {format_summary(plan)}, {progress}\n")
 
@@ -410,7 +410,7 @@ def format_plan(plan: "QuantizePlan", target: str) -> str:
         *format_table(("tensor", "shape", "from", "to", "size"), rows),
         "",
         f"{'weights':<14}{format_count(plan.weights)} in {len(plan.jobs)} tensors",
-        f"{'output':<14}{', '.join(map(to_one_line, plan.paths(target)))}",
+        f"{'output':<14}{', '.join(map(to_one_line, plan.list_paths(target)))}",
         f"{'size':<14}{format_summary(plan)}",
         f"{'free disk':<14}{format_size(free)}",
     ]

@@ -1,1 +1,1 @@
-"""Code for the checkpoints of each family: the functions that its records name."""
+"""Hold the functions that records of checkpoints name as "@module.function", one module per family."""

@@ -1,4 +1,7 @@
-"""BERT, RoBERTa, EuroBERT, Jina Embeddings 2, ModernBERT and Nomic Embed, and rerankers based on them."""
+"""Read checkpoints of BERT and its relatives, also as rerankers.
+
+The relatives: RoBERTa, DistilBERT, EuroBERT, Jina Embeddings 2, ModernBERT and Nomic Embed.
+"""
 
 from collections.abc import Sequence
 
@@ -24,17 +27,17 @@ def read_bert(config: CheckpointConfig, declared: Reader) -> CheckpointHyperpara
 
 
 def read_roberta(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read RoBERTa, without the first rows of its position table, which are for padding."""
+    """Read RoBERTa: like BERT, but the first rows of its position table are for padding and are dropped."""
     positions, padding = config.read_count("max_position_embeddings", 514), config.get("pad_token_id", 1)
     if not isinstance(padding, int) or not 0 <= padding < positions - 1:
-        raise config.make_error(f"pad_token_id {padding} is not supported")
+        raise config.make_error(f"pad_token_id must be an integer from 0 to {positions - 2} (found {padding})")
     h = read_bert(config, declared)
     context = positions - padding - 1
     return h.update({"context": context, "positions": positions}, context_length=context)
 
 
 def read_distilbert(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read DistilBERT: its own key names; a single token type without a table."""
+    """Read DistilBERT: like BERT with other key names and a single token type without a table."""
     names = {"hidden_size": "dim", "num_attention_heads": "n_heads", "intermediate_size": "hidden_dim",
              "num_hidden_layers": "n_layers", "hidden_act": "activation"}  # fmt: skip
     config.require_value("sinusoidal_pos_embds", False)  # stored like the others, but untested
@@ -43,7 +46,10 @@ def read_distilbert(config: CheckpointConfig, declared: Reader) -> CheckpointHyp
 
 
 def read_encoder(config: CheckpointConfig, context: int, epsilon: float) -> CheckpointHyperparameters:
-    """Read the values that all encoders share."""
+    """Read the hyperparameters that all encoders share.
+
+    context: rows of the position table. epsilon: of the layer norms.
+    """
     sizes = read_attention_sizes(config) | {"context": context, "types": config.read_count("type_vocab_size", 2)}
     sizes["labels"] = len(read_labels(config))
     metadata: dict[str, object] = {
@@ -59,7 +65,7 @@ def read_encoder(config: CheckpointConfig, context: int, epsilon: float) -> Chec
 
 
 def read_labels(config: CheckpointConfig) -> list[str]:
-    """Return the labels of a head's scores, in order."""
+    """Return the labels of the classification head's outputs, in order: id2label, or LABEL_0, LABEL_1, ..."""
     named = config.get("id2label")
     if isinstance(named, dict) and all(key.isdecimal() for key in named):
         return [str(named[key]) for key in sorted(named, key=int)]
@@ -67,7 +73,7 @@ def read_labels(config: CheckpointConfig) -> list[str]:
 
 
 def skip_padding_rows(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    """Take the rows of a position table that follow those for padding."""
+    """Drop the leading rows of a position table, which are for padding."""
     first = sizes["positions"] - sizes["context"]
     return pick_rows(sources[0], shape, lambda rows: np.asarray(rows) + first)
 
@@ -87,7 +93,7 @@ def add_labels(config: CheckpointConfig, h: CheckpointHyperparameters) -> Checkp
 
 
 def read_eurobert(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read EuroBERT: Llama with bidirectional attention. llama.cpp ignores its RoPE scaling."""
+    """Read EuroBERT: Llama with bidirectional attention. Its RoPE scaling is dropped, as by llama.cpp."""
     return declared(config).update(classifier__pooling_type=CLASSIFIERS.get(config.get("classifier_pooling")))
 
 
@@ -95,7 +101,7 @@ CODE_NAME = "qk-post-norm"  # in the name of the code that jina-embeddings-v2-ba
 
 
 def read_jina_bert(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Jina Embeddings 2: ALiBi, gated GELU, gate and up projections in one matrix."""
+    """Read Jina Embeddings 2: ALiBi and gated GELU, whose gate and up projections are one matrix."""
     config.require_value("hidden_act", "gelu")
     config.require_value("position_embedding_type", "alibi")
     config.require_value("feed_forward_type", "geglu")
@@ -108,7 +114,7 @@ def read_jina_bert(config: CheckpointConfig, declared: Reader) -> CheckpointHype
 
 
 def read_modern_bert(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read ModernBERT: RoPE, with another base in layers with a window."""
+    """Read ModernBERT, whose RoPE has another base in layers with a sliding window."""
     config.require_value("hidden_activation", "gelu", "silu")
     for name in ("attention_bias", "mlp_bias", "norm_bias"):
         config.require_value(name, False)
@@ -145,7 +151,7 @@ def read_modern_bert_rank(config: CheckpointConfig, declared: Reader) -> Checkpo
 
 
 def read_nomic_bert_original(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Nomic Embed: GPT-2's names, RoPE, SwiGLU, or experts in every other layer."""
+    """Read Nomic Embed with its publisher's keys: RoPE, SwiGLU, or experts in some of the layers."""
     experts = config.get("moe_every_n_layers") or 0
     config.require_value("activation_function", "gelu" if experts else "swiglu")
     config.require_value("prenorm", False)
@@ -178,7 +184,7 @@ def read_nomic_bert_original(config: CheckpointConfig, declared: Reader) -> Chec
 
 
 def read_nomic_bert(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Nomic Embed with its publisher's key names, or with transformers' (without experts only)."""
+    """Read Nomic Embed, with its publisher's keys or with those of transformers, which has no experts."""
     if config.get("n_embd") is not None:
         return read_nomic_bert_original(config, declared)
     config.require_value("hidden_act", "silu")
@@ -193,5 +199,5 @@ def read_nomic_bert(config: CheckpointConfig, declared: Reader) -> CheckpointHyp
 
 
 def select_nomic_bert(config: CheckpointConfig) -> str:
-    """Return the name of the record: with experts, or without."""
+    """Return the name of the record for Nomic Embed with experts, or without."""
     return "NomicBertModel+experts" if config.get("moe_every_n_layers") else "NomicBertModel"

@@ -1,4 +1,4 @@
-"""Command A with experts."""
+"""Read checkpoints of Command A with experts."""
 
 from localllm.convert.config import CheckpointConfig
 from localllm.convert.hyperparameters import (
@@ -12,7 +12,7 @@ from localllm.convert.hyperparameters import (
 
 
 def read(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Command A with experts: attention and feed-forward network share a norm; the first layers are dense."""
+    """Read Command A with experts: parallel attention and feed-forward network, dense first layers."""
     function = config.get("expert_selection_fn", "softmax")
     if function == "softmax":  # of the selected experts
         config.require_value("norm_topk_prob", True)
@@ -26,7 +26,7 @@ def read(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameter
     leading, of_experts = count_leading_dense(config), h.sizes["expert_hidden"]
     return h.update(
         {"leading_dense": leading, "shared_hidden": shared * of_experts},
-        attention__sliding_window_pattern=mark_windows_after(config, h.sizes["layers"], leading),
+        attention__sliding_window_pattern=mark_windows_beyond_dense(config, h.sizes["layers"], leading),
         expert_feed_forward_length=of_experts,
         expert_gating_func=SCORES[function],
         expert_shared_count=shared or None,
@@ -37,7 +37,10 @@ def read(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameter
     )
 
 
-def mark_windows_after(config: CheckpointConfig, layers: int, leading: int) -> list[bool]:
-    """Mark the layers with a window: after the first `leading` layers, all but the last of every four."""
+def mark_windows_beyond_dense(config: CheckpointConfig, layers: int, leading: int) -> list[bool]:
+    """Mark the layers with a sliding window.
+
+    Without layer_types, these are all but the last of every four after the first `leading` layers.
+    """
     usual = [number % 4 != 3 and number >= 0 for number in range(-leading, layers - leading)]
     return usual if config.get("layer_types") is None else list_windows(config, layers)

@@ -1,4 +1,7 @@
-"""DeepSeek, and models with its attention or its experts: ERNIE 4.5, dots.llm1, Ling 2, GLM, Kimi Linear, Youtu."""
+"""Read checkpoints of DeepSeek and of models that share its attention or its experts.
+
+These are ERNIE 4.5, dots.llm1, Ling 2, GLM, Kimi Linear, Solar Open and Youtu.
+"""
 
 from collections.abc import Sequence
 
@@ -32,20 +35,20 @@ from localllm.convert.transforms import FUNCTIONS, Shape, Sizes, TensorSource, t
 
 
 def read_deepseek(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read DeepSeek MoE: experts next to shared ones, after the first layers."""
+    """Read DeepSeek MoE: routed experts next to shared ones; the first layers are dense."""
     return declared(config).update(expert_gating_func=None if config.get("scoring_func") is None else SOFTMAX)
 
 
 def read_ernie(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read ERNIE 4.5, which has experts up to the last layer."""
+    """Read ERNIE 4.5, whose last layer must have experts, too."""
     config.require_value("moe_layer_end_index", config.read_count("num_hidden_layers") - 1, -1)
     return declared(config)
 
 
 def read_deepseek2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read MLA: one latent row for all heads' keys and values; the first layers are dense.
+    """Read multi-head latent attention (MLA), with experts after the first, dense layers.
 
-    In GGUF the heads attend to that row, as if there were a single key head.
+    In GGUF the heads attend to the latent row, as if the model had a single key head.
     """
     heads = config.read_count("num_attention_heads")
     sizes = {"rotated": config.read_count("qk_rope_head_dim"), "latent": config.read_count("kv_lora_rank")}
@@ -73,9 +76,9 @@ def read_deepseek2(config: CheckpointConfig, declared: Reader) -> CheckpointHype
 
 
 def add_multiplier(config: CheckpointConfig, h: CheckpointHyperparameters) -> CheckpointHyperparameters:
-    """Add YaRN's multiplier: the scores are multiplied instead of the rotated values.
+    """Add YaRN's attention multiplier, a tenth of it, as GGUF stores it.
 
-    GGUF stores a tenth of it.
+    The multiplier applies to the scores, so that the rotated values stay unscaled.
     """
     if h.metadata.get("rope.scaling.type") != "yarn":
         return h
@@ -87,13 +90,13 @@ def add_multiplier(config: CheckpointConfig, h: CheckpointHyperparameters) -> Ch
 
 
 def take_latent_keys(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    """Take the first rows of each head, transposed."""
+    """Take the rows of keys from each head of the fused matrix, transposed."""
     heads, latent, key_dim = shape
     return transpose(take_strided(sources[0], (heads, key_dim, latent), key_dim + sizes["value_dim"], 0))
 
 
 def take_latent_values(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    """Take the last rows of each head."""
+    """Take the rows of values from each head of the fused matrix."""
     return take_strided(sources[0], shape, sizes["key_dim"] + shape[-2], sizes["key_dim"])
 
 
@@ -127,7 +130,7 @@ def list_deepseek2_tensors(sizes: Sizes, number: int) -> Layer:
 
 
 def read_deepseek32(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read V3.2: an indexer in every layer."""
+    """Read DeepSeek V3.2: DeepSeek 2 with an indexer in every layer."""
     h = add_indexer(config, read_deepseek2(config, declared))
     mtp_layers = h.sizes["mtp_layers"] if config.get("num_nextn_predict_layers") is not None else None
     return h.update(nextn_predict_layers=mtp_layers)
@@ -160,7 +163,7 @@ FULL = "full", "shared"  # types of indexers
 
 
 def read_glm_dsa(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read GLM: layers without an indexer attend to the keys that the last indexer selected."""
+    """Read GLM with sparse attention, where a layer without an indexer uses the keys that the last one selected."""
     h = read_deepseek32(config, declared)
     types = config.get("indexer_types", ["full"] * h.sizes["layers"])
     full = [kind == "full" for kind in read_layer_types(config, "indexer_types", h.sizes["layers"], FULL, types)]
@@ -179,9 +182,9 @@ def read_youtu(config: CheckpointConfig, declared: Reader) -> CheckpointHyperpar
 
 
 def read_glm4moe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read GLM 4.5: partial RoPE, head norms in the largest models.
+    """Read GLM 4.5: partial RoPE, and head norms in the largest models.
 
-    A multi-token prediction layer is counted even where the checkpoint lacks it.
+    The multi-token prediction layer is counted even if the checkpoint lacks it.
     """
     h = add_deepseek_experts(config, declared(config))
     mtp_layers = h.sizes["mtp_layers"]
@@ -197,12 +200,12 @@ def read_glm4moe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperp
 
 
 def read_solar_open(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Solar Open: experts in all layers, without a key for leading dense ones."""
+    """Read Solar Open: like GLM 4.5, with experts in all layers."""
     return read_glm4moe(config, declared).update(leading_dense_block_count=None)
 
 
 def read_chatglm(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read GLM, whose heads have the dimension width / heads."""
+    """Read GLM, whose head dimension must be width / heads. Raises ModelError."""
     h = declared(config)
     if h.sizes["queries"] != h.sizes["width"]:
         raise config.make_error("head_dim must equal hidden_size / num_attention_heads")
@@ -210,7 +213,7 @@ def read_chatglm(config: CheckpointConfig, declared: Reader) -> CheckpointHyperp
 
 
 def read_kimi_linear(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Kimi Linear: no RoPE. config.json numbers the layers with attention from 1."""
+    """Read Kimi Linear: delta-rule layers, and some layers of latent attention without RoPE."""
     section, heads = config.get_section("linear_attn_config"), config.read_count("num_attention_heads")
     section.require_value("num_heads", heads)
     rotated, latent = config.read_count("qk_rope_head_dim"), config.read_count("kv_lora_rank")
@@ -262,7 +265,10 @@ def read_kimi_linear(config: CheckpointConfig, declared: Reader) -> CheckpointHy
 
 
 def mark_attention_layers(section: CheckpointConfig, layers: int) -> list[bool]:
-    """Mark the layers with attention. Raises ModelError if the others lack the delta rule."""
+    """Mark the layers with attention. Raises ModelError unless all others are delta-rule layers.
+
+    config.json numbers layers from 1.
+    """
     full, kda = section.get("full_attn_layers"), section.get("kda_layers")
     if not isinstance(full, list) or not all(type(number) is int and 0 < number <= layers for number in full):
         raise section.make_error(f"full_attn_layers must be layer numbers from 1 to {layers}")
@@ -307,7 +313,7 @@ KINDS, LOWEST = ("full_attention", "indexed_attention", "linear_attention"), -5.
 
 
 def read_glm5_next(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read GLM 5.3 Flash: delta-rule layers, and MLA layers that select pools of keys."""
+    """Read GLM 5.3 Flash: delta-rule layers, and latent attention that selects pools of keys."""
     section, heads = config.get_section("linear_attn_config"), config.read_count("num_attention_heads")
     section.require_value("num_heads", heads)
     h = declared(config.update(num_key_value_heads=1, head_dim=None))
@@ -361,7 +367,7 @@ def read_glm5_next(config: CheckpointConfig, declared: Reader) -> CheckpointHype
 
 
 def add_pools(config: CheckpointConfig, h: CheckpointHyperparameters) -> CheckpointHyperparameters:
-    """Add indexers and residual streams."""
+    """Add the sizes and metadata of pooled indexers and residual streams."""
     config.require_value("scoring_func", "sigmoid")
     pool, streams = config.read_count("index_kpool"), config.read_count("hc_mult")
     sizes = {"all_streams": streams * h.sizes["width"], "stream_weights": (2 + streams) * streams}
@@ -406,12 +412,12 @@ def list_glm5_next_tensors(sizes: Sizes, number: int) -> Layer:
 
 
 def read_dots1(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read dots.llm1: experts next to a shared one, after the first layers."""
+    """Read dots.llm1: DeepSeek's experts after the first, dense layers."""
     return add_deepseek_experts(config, declared(config))
 
 
 def read_bailing2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Ling 2: head norms; experts are selected with a bias from the best groups."""
+    """Read Ling 2: head norms, and experts that are selected by biased scores within the best groups."""
     h = declared(config.update(partial_rotary_factor=config.get("partial_rotary_factor", 0.5)))
     function = config.get("score_function")
     hidden = config.read_count("num_shared_experts") * h.sizes["expert_hidden"]

@@ -1,11 +1,11 @@
-"""EXAONE 3 and 4, and K-EXAONE."""
+"""Read checkpoints of EXAONE 3 and 4 and of K-EXAONE."""
 
 from localllm.convert.config import CheckpointConfig
 from localllm.convert.hyperparameters import CheckpointHyperparameters, Reader, add_sigmoid_experts, count_rotary_dims
 
 
 def read_exaone(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read EXAONE 3, which rotates a share of width / heads dimensions."""
+    """Read EXAONE 3, whose RoPE may rotate only some dimensions of a head."""
     h = declared(config)
     return h.update(
         attention__layer_norm_epsilon=h.metadata["attention.layer_norm_rms_epsilon"],
@@ -14,7 +14,7 @@ def read_exaone(config: CheckpointConfig, declared: Reader) -> CheckpointHyperpa
 
 
 def read_exaone4(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read EXAONE 4: in the large model, only layers with a window have RoPE."""
+    """Read EXAONE 4, whose large model has RoPE only in layers with a sliding window."""
     h = declared(config)
     if config.get("sliding_window") is None:
         config.require_windows([False] * h.sizes["layers"])
@@ -26,9 +26,9 @@ def read_exaone4(config: CheckpointConfig, declared: Reader) -> CheckpointHyperp
 
 
 def mark_exaone4_windows(config: CheckpointConfig, layers: int) -> list[bool]:
-    """Return whether each layer has a window: by layer_types, or a pattern like LLLG or 4.
+    """Mark the layers with a sliding window: by layer_types, or by a pattern such as LLLG or 4.
 
-    The last layer has none.
+    The last layer never has one.
     """
     pattern, types = config.get("sliding_window_pattern", 4), config.get("layer_types")
     if isinstance(types, list) and len(types) == layers and {*types} <= {"sliding_attention", "full_attention"}:
@@ -42,7 +42,7 @@ def mark_exaone4_windows(config: CheckpointConfig, layers: int) -> list[bool]:
 
 
 def read_exaone_moe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read K-EXAONE: windows as in EXAONE 4."""
+    """Read K-EXAONE: EXAONE 4's windows, with experts."""
     h = add_sigmoid_experts(config, read_exaone4(config, declared))
     return h.update(
         leading_dense_block_count=h.sizes["leading_dense"],

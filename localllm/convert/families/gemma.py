@@ -1,7 +1,7 @@
-"""Gemma 2 to 4 and EmbeddingGemma.
+"""Read checkpoints of Gemma 2 to 4 and EmbeddingGemma.
 
-Gemma 3n has four residual streams, and an embedding of each token for each layer. Gemma 4 has shorter heads in layers
-with a window.
+Gemma 3n has four residual streams, and an embedding of each token per layer. Gemma 4 has shorter heads in layers with a
+sliding window.
 """
 
 from collections.abc import Sequence
@@ -38,16 +38,16 @@ from localllm.convert.transforms import Shape, Sizes, TensorSource, pad_rows, st
 
 
 def read_gemma2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Gemma 2: every other layer has a window."""
-    return require_usual_scale(config, declared(config), arch_gemma2.LAYERS_OF_27B)
+    """Read Gemma 2, whose every second layer has a sliding window."""
+    return require_standard_scale(config, declared(config), arch_gemma2.LAYERS_OF_27B)
 
 
-def require_usual_scale(
+def require_standard_scale(
     config: CheckpointConfig, h: CheckpointHyperparameters, exception: int
 ) -> CheckpointHyperparameters:
-    """Raise ModelError if scores are not scaled as GGUF's readers do.
+    """Return h unchanged. Raises ModelError if scores are scaled otherwise than GGUF's readers scale them.
 
-    They scale by the head dimension, and in the model with `exception` layers by width / heads.
+    They scale by the head dimension, but by width / heads if the model has `exception` layers.
     """
     sizes = h.sizes
     usual = sizes["width"] // sizes["heads"] if sizes["layers"] == exception else sizes["head_dim"]
@@ -56,15 +56,15 @@ def require_usual_scale(
 
 
 def read_gemma3(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Gemma 3: five layers of six have a window and another RoPE base."""
-    h = require_usual_scale(config, declared(config), arch_gemma3.LAYERS_OF_27B)
+    """Read Gemma 3, where five layers of six have a sliding window and a RoPE base of their own."""
+    h = require_standard_scale(config, declared(config), arch_gemma3.LAYERS_OF_27B)
     if config.get("attn_logit_softcapping") is not None:
-        raise config.make_error("attn_logit_softcapping is not supported")
+        raise config.make_error("attn_logit_softcapping must be null: GGUF's readers do not cap the scores")
     return add_local_base(config, h)
 
 
 def add_local_base(config: CheckpointConfig, h: CheckpointHyperparameters) -> CheckpointHyperparameters:
-    """Add the RoPE base of layers with a window."""
+    """Add the RoPE base of layers with a sliding window."""
     local = config.get_section("rope_parameters").get_section("sliding_attention")
     return h.update(
         rope__freq_base_swa=local.read_number("rope_theta", config.read_number("rope_local_base_freq", 10000.0))
@@ -72,20 +72,22 @@ def add_local_base(config: CheckpointConfig, h: CheckpointHyperparameters) -> Ch
 
 
 def read_gemma_embedding(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read EmbeddingGemma, whose windows are symmetric."""
+    """Read EmbeddingGemma, whose sliding windows are symmetric. Raises ModelError."""
     if not config.read_flag("use_bidirectional_attention"):
-        raise config.make_error("a causal Gemma3TextModel is not supported: it computes neither logits nor embeddings")
+        raise config.make_error(
+            "use_bidirectional_attention must be true: a causal Gemma3TextModel computes neither logits nor embeddings"
+        )
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if config.get(name) is not None:
-            raise config.make_error(f"{name} is not supported")
-    return add_local_base(config, require_usual_scale(config, declared(config), 0))
+            raise config.make_error(f"{name} must be null: GGUF's readers do not cap it")
+    return add_local_base(config, require_standard_scale(config, declared(config), 0))
 
 
 STREAMS = 4
 
 
 def read_gemma3n(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Gemma 3n: layers with and without a window; the last layers reuse keys and values."""
+    """Read Gemma 3n, whose last layers reuse keys and values of earlier ones. Raises ModelError."""
     hidden, layers = config.get("intermediate_size"), config.read_count("num_hidden_layers")
     h = declared(config.update(intermediate_size=read_uniform_value(config, "intermediate_size")))
     shared, narrow = config.read_count("num_kv_shared_layers", 0), config.read_count("hidden_size_per_layer_input")
@@ -114,7 +116,10 @@ def read_gemma3n(config: CheckpointConfig, declared: Reader) -> CheckpointHyperp
 
 
 def compute_deviations(config: CheckpointConfig, layers: int) -> list[float] | None:
-    """Convert the share of gates that is set to 0 to standard deviations above the mean, per layer."""
+    """Convert each layer's share of zeroed gates to a threshold in standard deviations above the mean.
+
+    None without activation_sparsity_pattern. Raises ModelError.
+    """
     shares = config.get("activation_sparsity_pattern")
     if shares is None:
         return None
@@ -125,13 +130,13 @@ def compute_deviations(config: CheckpointConfig, layers: int) -> list[float] | N
 
 
 def stack_streams(name: str) -> DerivedTensor:
-    """Stack the matrices of all streams but the first."""
+    """Declare the matrices of all residual streams but the first as one stack."""
     stored = {f"model.{name}.{number}.weight": ("width", "width") for number in range(STREAMS - 1)}
     return DerivedTensor(("others", "width", "width"), stored, lambda sources, shape, sizes: stack(sources))
 
 
 def remove_media_rows(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    """Remove the rows of image and audio tokens, which have no embeddings per layer."""
+    """Remove the rows of image and audio tokens, which have no per-layer embeddings."""
     return pad_rows(sources[0], shape[0])
 
 
@@ -225,7 +230,7 @@ def read_gemma4(config: CheckpointConfig, declared: Reader) -> CheckpointHyperpa
 
 
 def read_global_integer(config: CheckpointConfig, name: str) -> int:
-    """Read an integer for the layers with full attention: global_..., or per_layer_config of transformers."""
+    """Read an integer for layers with full attention, from a global_ key or from transformers' per_layer_config."""
     of_layers = config.get_section("per_layer_config").content.values()
     values = [layer[name] for layer in of_layers if isinstance(layer, dict) and layer.get(name) is not None]
     if len({*map(str, values)}) > 1:
@@ -235,18 +240,18 @@ def read_global_integer(config: CheckpointConfig, name: str) -> int:
 
 
 def compute_rope_factors(rope: CheckpointConfig, dim: int) -> np.ndarray:
-    """Compute the divisors of frequencies, float32 [dim / 2]: only the first pairs rotate."""
+    """Compute the divisors of RoPE's frequencies, float32 [dim / 2]; a huge one stops a pair from rotating."""
     rope.require_value("rope_type", "proportional")
     share = rope.read_number("partial_rotary_factor", 0.25)
     if share > 1:
-        raise rope.make_error(f"partial_rotary_factor {share} is not supported")
+        raise rope.make_error(f"partial_rotary_factor must be at most 1 (found {share})")
     factors = np.full(dim // 2, UNROTATED, np.float32)
     factors[: int(dim * share / 2)] = 1
     return factors
 
 
 def list_gemma4_attention_tensors(sizes: Sizes, number: int) -> Layer:
-    """List a layer's attention tensors; one with shared keys may store unused ones."""
+    """List the attention tensors of a layer; keys are optional where they are shared with an earlier layer."""
     dim, queries, keys = ("head_dim", "queries", "keys")
     if sizes[f"window_{number}"]:
         dim, queries, keys = ("local_dim", "local_queries", "local_keys")

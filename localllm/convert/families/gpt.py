@@ -1,4 +1,7 @@
-"""GPT-2, models with its key names (StarCoder 1, CodeShell, Refact, BLOOM, MPT, Falcon), and gpt-oss."""
+"""Read checkpoints of GPT-2, of models with its key names, and of gpt-oss.
+
+The others are StarCoder 1, CodeShell, Refact, BLOOM, MPT and Falcon.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -24,7 +27,7 @@ from localllm.convert.transforms import (
 
 
 def read_gpt2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read GPT-2: its own key names, a position table."""
+    """Read GPT-2, which has a position table. Raises ModelError."""
     refuse_other_activations(config, GELU)
     config.require_value("scale_attn_weights", True)
     config.require_value("scale_attn_by_inverse_layer_idx", False)
@@ -53,7 +56,7 @@ def read_gpt2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperpara
 
 
 def read_starcoder(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read StarCoder 1: GPT-2 with a single key head, and matrices that are not transposed."""
+    """Read StarCoder 1: GPT-2 with a single key head."""
     config.require_value("multi_query", True)
     h = read_gpt2(config, declared)
     width, head_dim = h.sizes["width"], h.sizes["width"] // h.metadata["attention.head_count"]
@@ -62,20 +65,23 @@ def read_starcoder(config: CheckpointConfig, declared: Reader) -> CheckpointHype
 
 
 def read_codeshell(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read CodeShell: RoPE, and biases."""
+    """Read CodeShell: GPT-2's keys, RoPE, grouped queries."""
     width = config.read_count("n_embd")
     config.require_value("n_inner", 4 * width)
     return declared(rename_keys(config, 4 * width, config.read_count("num_query_groups")))
 
 
 def read_refact(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Refact: ALiBi, a single key head."""
+    """Read Refact: GPT-2's keys, ALiBi, a single key head."""
     hidden = -(-int(8 * config.read_count("n_embd") / 3) // 256) * 256  # as in its code, whatever n_inner is
     return declared(rename_keys(config.update(rms_norm_eps=config.read_number("layer_norm_epsilon", 1e-5)), hidden, 1))
 
 
 def rename_keys(config: CheckpointConfig, hidden: int, groups: int) -> CheckpointConfig:
-    """Rename GPT-2's keys to the usual ones."""
+    """Rename GPT-2's keys to Llama's.
+
+    hidden: feed-forward size. groups: key heads.
+    """
     renamed = {
         "hidden_size": config.read_count("n_embd"),
         "num_attention_heads": config.read_count("n_head"),
@@ -87,7 +93,7 @@ def rename_keys(config: CheckpointConfig, hidden: int, groups: int) -> Checkpoin
 
 
 def read_bloom(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read BLOOM, also with its older key names."""
+    """Read BLOOM, with the keys of old checkpoints or of new ones."""
     width, heads = (
         config.read_count("hidden_size", config.get("n_embed")),
         config.read_count("n_head", config.get("num_heads")),
@@ -98,7 +104,7 @@ def read_bloom(config: CheckpointConfig, declared: Reader) -> CheckpointHyperpar
 
 
 def read_mpt(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read MPT, whose exact GELU is approximated; queries, keys and values may be clamped."""
+    """Read MPT. Its exact GELU is approximated; queries, keys and values may be clamped."""
     config.warnings.append(APPROXIMATED)
     attention = config.get_section("attn_config")
     limit = attention.read_number("clip_qkv") if attention.get("clip_qkv") else None
@@ -106,7 +112,7 @@ def read_mpt(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparam
 
 
 def read_falcon(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Falcon's hyperparameters: one KV head per group, or one in all; newer models may have a norm per branch."""
+    """Read Falcon: a key head per group, or one for all; newer models may have two norms per layer."""
     newer, heads = (
         config.read_flag("new_decoder_architecture"),
         config.read_count("num_attention_heads", config.get("n_head")),
@@ -120,7 +126,7 @@ def read_falcon(config: CheckpointConfig, declared: Reader) -> CheckpointHyperpa
 
 
 def read_gpt_oss(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read gpt-oss: every other layer has a window; quantized experts are in MXFP4 blocks of 32."""
+    """Read gpt-oss, whose every second layer has a sliding window and whose experts may be MXFP4. Raises ModelError."""
     h = declared(config)
     width, hidden = h.sizes["width"], h.sizes["expert_hidden"]
     if width % 32 or hidden % 32:
@@ -129,17 +135,17 @@ def read_gpt_oss(config: CheckpointConfig, declared: Reader) -> CheckpointHyperp
     return h.update(blocks)
 
 
-def take_half_of_blocks(start: int, sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    """Take every other row of MXFP4 matrices: gate and up projections are interleaved."""
+def take_alternate_blocks(start: int, sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    """Take every second row of MXFP4 matrices, in which gate and up projections alternate."""
     return take_strided(to_mxfp4_blocks(*sources), shape, 2 * shape[-2], start, 2)
 
 
-def take_half_of_columns(start: int, sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    """Take every other column of transposed matrices."""
+def take_alternate_columns(start: int, sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    """Take every second column of matrices, in which gate and up projections alternate, transposed."""
     return take_strided(transpose(sources[0]), shape, 2 * shape[-2], start, 2)
 
 
-def take_half_of_biases(start: int, sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+def take_alternate_biases(start: int, sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     return take_every_second(sources[0], start)
 
 
@@ -147,6 +153,6 @@ def repack_mxfp4(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) ->
     return to_mxfp4_blocks(*sources)
 
 
-even_mxfp4, odd_mxfp4 = (partial(take_half_of_blocks, start) for start in (0, 1))
-even_columns, odd_columns = (partial(take_half_of_columns, start) for start in (0, 1))
-even_biases, odd_biases = (partial(take_half_of_biases, start) for start in (0, 1))
+even_mxfp4, odd_mxfp4 = (partial(take_alternate_blocks, start) for start in (0, 1))
+even_columns, odd_columns = (partial(take_alternate_columns, start) for start in (0, 1))
+even_biases, odd_biases = (partial(take_alternate_biases, start) for start in (0, 1))

@@ -1,4 +1,4 @@
-"""HRM-Text: two stacks of layers that alternate; the low-level one comes first in a GGUF file."""
+"""Read checkpoints of HRM-Text: two stacks of layers that run in turn; in a GGUF file the low-level one comes first."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ LAYER = re.compile(r"model\.([LH])_module\.layers\.([0-9]+)\.(.+)")
 
 
 def read(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read HRM-Text. A layer is counted once for each pass with keys and values of its own."""
+    """Read HRM-Text. A layer is counted once for each pass, because each pass caches its own keys and values."""
     config.require_value("num_key_value_heads", config.get("num_attention_heads"))
     high, low = (config.read_count(f"{name}_cycles", maximum=MAX_LAYERS) for name in "HL")
     in_stack = config.read_count("num_layers_per_stack", config.get("num_hidden_layers"), maximum=MAX_LAYERS)
@@ -33,7 +33,7 @@ def read(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameter
 
 
 def join_stacks(name: str, layers: int) -> str:
-    """Rename a tensor as if there were a single stack."""
+    """Rename a tensor as if both stacks were a single one."""
     match = LAYER.fullmatch(name)
     if not match:
         return name
@@ -41,7 +41,7 @@ def join_stacks(name: str, layers: int) -> str:
 
 
 def take_matrix(number: int) -> Build:
-    """Return a function that takes one of several matrices that are stored below each other."""
+    """Return a function that takes the `number`-th of several matrices stored below each other."""
 
     def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         return take_strided(sources[0], shape, sizes["all_queries"], number * shape[0])

@@ -1,4 +1,4 @@
-"""HunYuan, including 3 and 4, and Maincoder."""
+"""Read checkpoints of HunYuan, including 3 and 4, and of Maincoder."""
 
 from localllm.convert.config import CheckpointConfig
 from localllm.convert.families import deepseek
@@ -19,13 +19,13 @@ LONGEST = 1 << 18  # HunYuan's training context, even if config.json has less
 
 
 def read_maincoder(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Maincoder, whose files have a head dimension only if config.json does."""
+    """Read Maincoder, whose GGUF files state RoPE's dimensions only if config.json has head_dim."""
     h = declared(config)
     return h.update(rope__dimension_count=h.sizes["head_dim"] if config.get("head_dim") is not None else None)
 
 
 def read_hunyuan(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read HunYuan: head norms after RoPE."""
+    """Read HunYuan: RoPE before head norms, its base raised by alpha. Raises ModelError."""
     rope = config.get_section("rope_parameters" if config.get("rope_parameters") else "rope_scaling")
     if rope.get("type", rope.get("rope_type")) != "dynamic":
         return declared(config)
@@ -44,7 +44,7 @@ def read_hunyuan(config: CheckpointConfig, declared: Reader) -> CheckpointHyperp
 
 
 def read_hunyuan_vl(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read HunYuan VL: four positions per token; GGUF's readers compute the base from alpha."""
+    """Read HunYuan VL: four positions per token. GGUF's readers compute RoPE's base from alpha. Raises ModelError."""
     rope = find_rope_parameters(config)
     if rope.get("rope_type", rope.get("type")) not in ("dynamic", "xdrope"):
         raise config.make_error("rope_type must be dynamic or xdrope")
@@ -64,7 +64,7 @@ def read_hunyuan_vl(config: CheckpointConfig, declared: Reader) -> CheckpointHyp
 
 
 def read_hunyuan_moe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read HunYuan MoE, some of whose values are given per layer."""
+    """Read HunYuan MoE, whose config.json may repeat some values for each layer. Raises ModelError if they differ."""
     layers = config.read_count("num_hidden_layers")
     names = ("moe_topk", "moe_intermediate_size", "num_shared_expert")
     values = {name: read_uniform_value(config, name, layers) for name in names}
@@ -73,7 +73,7 @@ def read_hunyuan_moe(config: CheckpointConfig, declared: Reader) -> CheckpointHy
 
 
 def read_hy_v4(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Hunyuan 4: several residual streams, a gate on the heads' output, and a sink per head."""
+    """Read Hunyuan 4: residual streams, a gate on the attention output, and an attention sink per head."""
     config.require_value("n_group", 1)
     config.require_value("topk_group", 1)
     plain = config.update(n_group=None, topk_group=None, first_k_dense_replace=count_leading_dense(config))
@@ -105,7 +105,7 @@ KINDS = {"full_attention": False, "sparse_attention": True, "deepseek_sparse_att
 
 
 def mark_indexers(config: CheckpointConfig, layers: int) -> list[bool] | None:
-    """Mark the layers with an indexer, by indexer_types or older keys; None without any."""
+    """Mark the layers with an indexer; None without any. Raises ModelError."""
     types, kinds = config.get("indexer_types"), config.get("layer_types")
     if types is None and kinds is None:
         return None
@@ -136,10 +136,10 @@ def list_hy_v4_tensors(sizes: Sizes, number: int) -> Layer:
 
 
 def read_hy_v3(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read HunYuan 3."""
+    """Read HunYuan 3: head norms, and experts with sigmoid routing."""
     return add_sigmoid_experts(config, declared(config))
 
 
 def rename_shared_norm(name: str, layers: int) -> str:
-    """Rename the norm of the multi-token prediction layer."""
+    """Rename the final norm of the multi-token prediction layer to the name that other families use."""
     return name.replace(f"layers.{layers}.final_layernorm.", f"layers.{layers}.shared_head.norm.")

@@ -1,4 +1,4 @@
-"""Laguna and Mellum 2."""
+"""Read checkpoints of Laguna and Mellum 2."""
 
 from localllm.convert.config import CheckpointConfig
 from localllm.convert.family import ATTENTION, Layer, rename_tensor
@@ -15,7 +15,7 @@ from localllm.convert.transforms import Sizes
 
 
 def read_mellum(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Mellum 2: windows with the same RoPE base; experts in every layer."""
+    """Read Mellum 2: sliding windows without a RoPE base of their own; experts in every layer."""
     h = declared(config)
     layers, base = h.sizes["layers"], h.metadata["rope.freq_base"]
     config.require_value("mlp_layer_types", ["sparse"] * layers)
@@ -33,7 +33,7 @@ def read_mellum(config: CheckpointConfig, declared: Reader) -> CheckpointHyperpa
 
 
 def get_local_rope(config: CheckpointConfig) -> CheckpointConfig:
-    """Return the RoPE parameters of layers with a window.
+    """Return the RoPE parameters of layers with a sliding window.
 
     Raises ModelError if they are scaled, which GGUF's readers do not support.
     """
@@ -43,7 +43,7 @@ def get_local_rope(config: CheckpointConfig) -> CheckpointConfig:
 
 
 def read_laguna(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Laguna: head counts differ by layer; a gate per head or per dimension; dense first layers."""
+    """Read Laguna: head counts by layer, gates on the attention output, dense first layers. Raises ModelError."""
     h = declared(config)
     layers, dim = h.sizes["layers"], h.sizes["head_dim"]
     heads = config.get("num_attention_heads_per_layer", [h.sizes["heads"]] * layers)
@@ -77,7 +77,7 @@ def read_laguna(config: CheckpointConfig, declared: Reader) -> CheckpointHyperpa
 
 
 def list_attention_tensors(sizes: Sizes, number: int) -> Layer:
-    """List the attention tensors, whose sizes differ by layer."""
+    """List a layer's attention tensors, whose sizes depend on its head count."""
     queries, gates = f"queries_{number}", f"gates_{number}"
     gate: Layer = {"attn_gate": rename_tensor("self_attn.g_proj", gates, "width")}
     return {**ATTENTION, "attn_q": (queries, "width"), "attn_output": ("width", queries), **gate}

@@ -1,4 +1,4 @@
-"""Architectures that differ little from Llama, and the choice of a vision model's language model."""
+"""Read checkpoints that differ little from Llama's, and select the language model of a vision model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -38,7 +38,7 @@ IN_VISION_MODELS = ("lfm2", "llama", "mistral", "qwen2", "qwen3")
 
 
 def read_llama4(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Llama 4: three layers of four attend within chunks and have RoPE; experts in every few layers."""
+    """Read Llama 4: three layers of four have RoPE and attend within chunks; experts in every few layers."""
     config.require_value("use_qk_norm", config.get("num_local_experts") != EXPERTS_OF_MAVERICK)
     h = declared(config)
     layers, step = h.sizes["layers"], h.sizes["step"]
@@ -53,41 +53,41 @@ def read_llama4(config: CheckpointConfig, declared: Reader) -> CheckpointHyperpa
 
 
 def read_afmoe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read AFMoE, which scales embeddings."""
+    """Read AFMoE. Raises ModelError unless it scales embeddings, as GGUF's readers do."""
     if not config.read_flag("mup_enabled"):
         raise config.make_error("mup_enabled must be true: GGUF's readers always scale embeddings")
     return declared(config)
 
 
 def read_apertus(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Apertus, which scales RoPE even if config.json has no parameters."""
+    """Read Apertus, whose RoPE is scaled even if config.json has no parameters for it."""
     if config.get("rope_parameters") is None and config.get("rope_scaling") is None:
         config = config.update(rope_parameters=ROPE_OF_APERTUS)
     return declared(config)
 
 
 def read_xielu(stored: Mapping[str, StoredTensor], h: CheckpointHyperparameters) -> dict[str, object]:
-    """Read the activation's parameters as metadata. Raises ModelError."""
+    """Read the parameters of the activation xIELU, one per layer, as metadata. Raises ModelError."""
     numbers: dict[str, list[float]] = {name: [] for name in XIELU}
     for number in range(h.sizes["layers"]):
         for name, values in numbers.items():
             tensor = stored.get(f"model.layers.{number}.mlp.act_fn.{name}")
             if tensor is None or tensor.shape not in ((), (1,)):
                 raise ModelError(f"the parameter {name} of the activation of layer {number} is missing")
-            values.append(float(as_float32(replace(tensor, shape=(1,)).rows(0, 1), tensor.dtype)[0, 0]))
+            values.append(float(as_float32(replace(tensor, shape=(1,)).read_rows(0, 1), tensor.dtype)[0, 0]))
     return {f"xielu.{name}": values for name, values in numbers.items()}
 
 
 def read_baichuan(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Baichuan: the larger models have ALiBi, which GGUF's readers infer from the layer count."""
+    """Read Baichuan. The larger models use ALiBi, which GGUF's readers infer from the layer count."""
     unsaid = {"rope_theta": "rope__freq_base", "num_key_value_heads": "attention__head_count_kv"}
     defaults: dict[str, object] = {key: None for name, key in unsaid.items() if config.get(name) is None}
     return declared(config).update(**defaults)
 
 
 def round_to_ternary(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    """Round each weight to -1, 0 or 1 times the mean magnitude of the matrix (Ma et al. 2024)."""
-    numbers = as_float32(sources[0].rows(0, shape[0]), sources[0].dtype)
+    """Round each weight to -1, 0 or 1 times the mean magnitude of its matrix (Ma et al. 2024)."""
+    numbers = as_float32(sources[0].read_rows(0, shape[0]), sources[0].dtype)
     inverse = np.float32(1) / np.float32(max(np.abs(numbers).mean(dtype=np.float64), 1e-5))
     return from_array(np.clip(np.round(numbers * inverse), -1, 1) / inverse)
 
@@ -101,9 +101,9 @@ def read_diffusion_moe(config: CheckpointConfig, declared: Reader) -> Checkpoint
 
 
 def add_mask_token(config: CheckpointConfig, h: CheckpointHyperparameters, usual: int = 0) -> CheckpointHyperparameters:
-    """Add the mask token's id.
+    """Add the id of the mask token.
 
-    usual: the default.
+    usual: the id if config.json has none; 0 omits it.
     """
     mask = config.read_count("mask_token_id", usual) if config.get("mask_token_id") is not None else usual
     return h.update({"mask": mask}, attention__causal=False)
@@ -114,7 +114,7 @@ def mask_token(stored: Mapping[str, StoredTensor], h: CheckpointHyperparameters)
 
 
 def read_granite_swa(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Granite 4 with windows: a sink per head; some layers may lack RoPE."""
+    """Read Granite 4 with sliding windows: an attention sink per head; RoPE in some layers. Raises ModelError."""
     h = declared(config.update(sliding_window=None))
     layers, base = h.sizes["layers"], h.metadata["rope.freq_base"]
     if config.get("layer_types") is None:
@@ -134,7 +134,7 @@ def read_granite_swa(config: CheckpointConfig, declared: Reader) -> CheckpointHy
 
 
 def read_minicpm(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read MiniCPM: factors of embeddings, residuals and logits; RoPE factors for short and long contexts."""
+    """Read MiniCPM: scaled embeddings, residuals and logits; RoPE divisors for short and long contexts."""
     h = declared(config)
     magnitude = h.metadata.get("rope.scaling.attn_factor")
     return h.update(
@@ -147,12 +147,12 @@ def read_minicpm(config: CheckpointConfig, declared: Reader) -> CheckpointHyperp
 
 
 def read_minicpm3(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read MiniCPM 3, whose factors are constants in GGUF's readers; RoPE factors as in MiniCPM."""
+    """Read MiniCPM 3: latent attention. Its multipliers are constants of GGUF's readers. Raises ModelError."""
     heads, rotated = config.read_count("num_attention_heads"), config.read_count("qk_rope_head_dim")
     h = declared(config.update(head_dim=rotated))
     if h.metadata["rope.freq_base"] != BASE:
         raise config.make_error(
-            f"rope_theta {h.metadata['rope.freq_base']} is not supported: GGUF's readers take {BASE}"
+            f"rope_theta must be {BASE}, as GGUF's readers assume (found {h.metadata['rope.freq_base']})"
         )
     magnitude = h.metadata.get("rope.scaling.attn_factor")
     latent, narrow = config.read_count("kv_lora_rank"), config.read_count("q_lora_rank")
@@ -174,7 +174,7 @@ def read_minicpm3(config: CheckpointConfig, declared: Reader) -> CheckpointHyper
 
 
 def read_mistral3(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read the language model of Mistral Small 3; Ministral 3 adds YaRN and a temperature by position."""
+    """Read the language model of Mistral Small 3 or Ministral 3, which adds YaRN and scales queries by position."""
     h = declared(config)
     if h.metadata.get("rope.scaling.type") != "yarn":
         return h
@@ -189,10 +189,7 @@ def read_mistral3(config: CheckpointConfig, declared: Reader) -> CheckpointHyper
 
 
 def read_muse_glimmer(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Muse Glimmer: three layers of four have a window and RoPE; head norms have one weight.
-
-    Raises ModelError.
-    """
+    """Read Muse Glimmer: three layers of four have RoPE and a window; one weight per head norm. Raises ModelError."""
     scale = np.array([config.read_number("qk_scale_factor")], np.float32)
     h = declared(config)
     base, windows = h.metadata["rope.freq_base"], list_windows(config, h.sizes["layers"], period=4)
@@ -201,7 +198,7 @@ def read_muse_glimmer(config: CheckpointConfig, declared: Reader) -> CheckpointH
 
 
 def read_olmo2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read OLMo 2, and OLMo 3, where some layers have a window."""
+    """Read OLMo 2 or OLMo 3, some of whose layers have a sliding window."""
     h = declared(config)
     if config.get("sliding_window") is None:
         return h
@@ -216,20 +213,20 @@ def read_olmo2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperpar
 
 
 def read_phi3(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Phi 3: fused matrices, and RoPE factors for long contexts."""
+    """Read Phi 3: fused matrices, and RoPE divisors for long contexts."""
     h = declared(config)
     rope, context = find_rope_parameters(config), h.metadata["context_length"]
     return h.update(rope__scaling__original_context_length=rope.read_count("original_max_position_embeddings", context))
 
 
 def read_phimoe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Phi 3.5 MoE: biases, and two experts per token."""
+    """Read Phi 3.5 MoE, and warn that GGUF's readers compute it differently."""
     config.warnings.append(UNLIKE)
     return read_phi3(config, declared)
 
 
 def read_smallthinker(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read SmallThinker: three layers of four have a window and RoPE, or all have RoPE."""
+    """Read SmallThinker, where either three layers of four or all of them have RoPE."""
     layers = config.read_count("num_hidden_layers", maximum=MAX_LAYERS)
     config.require_value("moe_layer_layout", [1] * layers)
     windows = [int(number % PERIOD != 0) for number in range(layers)]
@@ -246,7 +243,7 @@ def read_smallthinker(config: CheckpointConfig, declared: Reader) -> CheckpointH
 
 
 def read_smollm3(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read SmolLM 3: GGUF's readers skip RoPE in every fourth layer."""
+    """Read SmolLM 3. Raises ModelError unless every fourth layer lacks RoPE, as GGUF's readers assume."""
     h = declared(config)
     config.require_value("no_rope_layer_interval", 4)
     config.require_value("no_rope_layers", [int((number + 1) % 4 != 0) for number in range(h.sizes["layers"])])
@@ -254,37 +251,37 @@ def read_smollm3(config: CheckpointConfig, declared: Reader) -> CheckpointHyperp
 
 
 def read_stablelm(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read StableLM: the largest has head norms, and one norm for attention and feed-forward network."""
+    """Read StableLM; the largest has head norms, and one norm for attention and feed-forward network."""
     parallel = config.read_flag("use_parallel_residual")
     flags = {"head_norms": int(config.read_flag("qk_layernorm")), "parallel": int(parallel)}
     return declared(config).update(flags, use_parallel_residual=parallel)
 
 
 def list_head_norm_tensors(sizes: Sizes, number: int) -> Layer:
-    """List norms that are stored per head."""
+    """List the norms of queries and keys, which the checkpoint stores per head."""
     heads = {"q": sizes["heads"], "k": sizes["kv_heads"]}
     return {f"attn_{kind}_norm": stack_head_norms(kind, count) for kind, count in heads.items()}
 
 
 def stack_head_norms(kind: str, heads: int) -> DerivedTensor:
-    """Stack norms that are stored per head.
+    """Declare norms that are stored per head as one tensor.
 
-    kind: q or k in the checkpoint.
+    kind: q or k.
     """
 
     def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-        return from_array(np.concatenate([as_float32(source.rows(0, 1), source.dtype) for source in sources]))
+        return from_array(np.concatenate([as_float32(source.read_rows(0, 1), source.dtype) for source in sources]))
 
     stored = {f"self_attn.{kind}_layernorm.norms.{head}.weight": ("head_dim",) for head in range(heads)}
     return DerivedTensor(("heads" if kind == "q" else "kv_heads", "head_dim"), stored, build)
 
 
 def read_orion(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Orion: layer norms, though config.json names RMS norms."""
+    """Read Orion: layer norms, although config.json calls them RMS norms. Raises ModelError."""
     h = declared(config)
     if h.metadata["rope.freq_base"] != BASE:
         raise config.make_error(
-            f"rope_theta {h.metadata['rope.freq_base']} is not supported: GGUF's readers take {BASE}"
+            f"rope_theta must be {BASE}, as GGUF's readers assume (found {h.metadata['rope.freq_base']})"
         )
     return h.update(
         attention__layer_norm_epsilon=h.metadata["attention.layer_norm_rms_epsilon"],
@@ -293,7 +290,7 @@ def read_orion(config: CheckpointConfig, declared: Reader) -> CheckpointHyperpar
 
 
 def select_vision(config: CheckpointConfig) -> str:
-    """Return the name of the language model's record, by text_config. Raises ModelError."""
+    """Return the name of the record for a vision model's language model. Raises ModelError."""
     kind = config.get_section("text_config").get("model_type", "llama")
     if kind not in IN_VISION_MODELS:
         supported = f"({', '.join(IN_VISION_MODELS)} are)"

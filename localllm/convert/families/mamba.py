@@ -1,4 +1,4 @@
-"""Mamba, and hybrids that mix attention with Mamba, Mamba 2 or convolution layers.
+"""Read checkpoints of Mamba and of hybrids that combine attention with Mamba, Mamba 2 or convolutions.
 
 The hybrids are Jamba, Granite 4, Bamba, Falcon H1, LFM2 and Nemotron H. A layer has at most one of these mixers, except
 in Falcon H1, whose layers have attention and Mamba 2 in parallel.
@@ -28,7 +28,7 @@ CONTEXT = 1 << 20  # unlimited; GGUF's readers need a value
 
 
 def read_mamba(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Mamba (Gu and Dao 2023, arXiv 2312.00752)."""
+    """Read Mamba (Gu and Dao 2023, arXiv 2312.00752). Raises ModelError."""
     refuse_other_activations(config, ("silu", "swish"))
     config.require_value("use_conv_bias", True)
     width = config.read_count("hidden_size")
@@ -62,7 +62,7 @@ def read_mamba(config: CheckpointConfig, declared: Reader) -> CheckpointHyperpar
 
 
 def describe_recurrent(config: CheckpointConfig, layers: int, width: int) -> dict[str, Any]:
-    """Return the metadata of models whose layers are all recurrent."""
+    """Build the metadata of models without attention."""
     return {
         "block_count": layers,
         "context_length": CONTEXT,
@@ -74,16 +74,16 @@ def describe_recurrent(config: CheckpointConfig, layers: int, width: int) -> dic
 
 
 def read_falcon_mamba(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Falcon Mamba: norms of the scan's inputs."""
+    """Read Falcon Mamba: Mamba with norms on the inputs of the scan."""
     h = read_mamba(config, declared)
     config.require_value("mixer_rms_eps", config.read_number("layer_norm_epsilon", 1e-5))
     return h.update(ssm__dt_b_c_rms=True)
 
 
 def read_state_sizes(config: CheckpointConfig, inner: int, prefix: str, names: dict[str, str]) -> dict[str, int]:
-    """Read the sizes of a layer's state.
+    """Read the sizes of a Mamba 2 layer. Raises ModelError if they contradict each other.
 
-    prefix, names: of keys in config.json.
+    inner: width of the scan. names: keys of config.json, by what they hold. prefix: of these keys.
     """
     heads, head_dim, groups, state, kernel = (config.read_count(prefix + names[name]) for name in names)
     if inner != heads * head_dim or inner % groups or heads % groups:
@@ -104,7 +104,7 @@ def read_state_sizes(config: CheckpointConfig, inner: int, prefix: str, names: d
 
 
 def add_state_metadata(h: CheckpointHyperparameters, sizes: dict[str, int]) -> CheckpointHyperparameters:
-    """Add the ssm.* metadata."""
+    """Add Mamba 2's sizes and their GGUF keys, ssm.*."""
     return h.update(
         sizes,
         ssm__conv_kernel=sizes["kernel"],
@@ -136,19 +136,19 @@ def read_mamba2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperpa
 
 
 def convert_rates(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    """Convert logarithms, stored as a vector, to GGUF's column of decay rates."""
+    """Convert logarithms of decay rates, a stored vector, to GGUF's column of negative rates."""
     return FUNCTIONS["decay"]([to_column(sources[0])], shape, sizes)
 
 
 def view_as_rows(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    """View a vector as a matrix."""
-    return from_array(as_float32(sources[0].rows(0, 1), sources[0].dtype).reshape(shape))
+    """Reshape a stored vector to a matrix."""
+    return from_array(as_float32(sources[0].read_rows(0, 1), sources[0].dtype).reshape(shape))
 
 
 def list_mamba2_tensors(prefix: str) -> Layer:
-    """List the tensors of a Mamba 2 layer without its norm.
+    """List the tensors of a Mamba 2 layer except its norm.
 
-    prefix: of names in the checkpoint.
+    prefix: of their stored names.
     """
     return {
         "ssm_in": ("into_state", "width"),
@@ -166,9 +166,9 @@ def list_mamba2_tensors(prefix: str) -> Layer:
 
 
 def declare_norm(prefix: str) -> Layer:
-    """Declare Mamba 2's norm over groups.
+    """Declare Mamba 2's norm, which applies to each group of heads.
 
-    prefix: of names in the checkpoint.
+    prefix: of its stored name.
     """
     return {
         "ssm_norm": DerivedTensor(("groups", "inner_of_group"), {f"{prefix}.norm.weight": ("inner",)}, view_as_rows)
@@ -179,9 +179,9 @@ MAMBA2, NORM = list_mamba2_tensors("mamba"), declare_norm("mamba")
 
 
 def add_mamba2(config: CheckpointConfig, h: CheckpointHyperparameters, inner: int) -> CheckpointHyperparameters:
-    """Add sizes and metadata of Mamba 2, with the key names of hybrids.
+    """Add sizes and metadata of Mamba 2 by the keys of hybrids. Raises ModelError.
 
-    inner: width between its matrices.
+    inner: width of the scan.
     """
     config.require_value("mamba_conv_bias", True)
     config.require_value("mamba_proj_bias", False)
@@ -202,7 +202,7 @@ def add_mamba2(config: CheckpointConfig, h: CheckpointHyperparameters, inner: in
 
 
 def mark_attention_layers(h: CheckpointHyperparameters, attends: Sequence[bool]) -> CheckpointHyperparameters:
-    """Mark the layers with attention, which have key heads."""
+    """Give key heads to the layers with attention, and 0 to all others."""
     kv_heads = [h.sizes["kv_heads"] if does else 0 for does in attends]
     return h.update(name_layer_sizes("attends", attends), attention__head_count_kv=kv_heads)
 
@@ -212,7 +212,7 @@ def list_mamba2_layer_tensors(sizes: Sizes, number: int) -> Layer:
 
 
 def read_jamba(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Jamba: no RoPE; experts in every few layers; norms of the scan's inputs."""
+    """Read Jamba: Mamba layers and attention without RoPE; experts in every few layers."""
     h = declared(config)
     layers, width = h.sizes["layers"], h.sizes["width"]
     kernel, state = config.read_count("mamba_d_conv", 4), config.read_count("mamba_d_state", 16)
@@ -234,7 +234,10 @@ def read_jamba(config: CheckpointConfig, declared: Reader) -> CheckpointHyperpar
 
 
 def mark_periodic(config: CheckpointConfig, name: str, layers: int, period: int, offset: int) -> list[bool]:
-    """Mark every `period`-th layer from `offset` on."""
+    """Mark every `period`-th layer from `offset` on.
+
+    name: prefix of the keys that override both. Raises ModelError.
+    """
     period, offset = config.read_count(f"{name}_layer_period", period), config.get(f"{name}_layer_offset", offset)
     if not isinstance(offset, int) or not 0 <= offset < period:
         raise config.make_error(f"{name}_layer_offset must be below {name}_layer_period, {period}")
@@ -245,7 +248,7 @@ GRANITE_KINDS = {"mamba": False, "attention": True, "linear_attention": False, "
 
 
 def read_granitehybrid(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Granite 4: no RoPE; experts and a shared network, or the shared network alone."""
+    """Read Granite 4: Mamba 2 layers and attention without RoPE, with or without experts. Raises ModelError."""
     h = declared(config)
     kinds = config.get("layer_types") or config.get("layers_block_type")
     kinds = read_layer_types(config, "layer_types", h.sizes["layers"], GRANITE_KINDS, kinds)
@@ -266,7 +269,7 @@ def read_granitehybrid(config: CheckpointConfig, declared: Reader) -> Checkpoint
 
 
 def read_bamba(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Bamba: attention with partial RoPE in some layers, Mamba 2 in the others."""
+    """Read Bamba: Mamba 2 layers, and attention with partial RoPE in some. Raises ModelError."""
     dims = config.get("attn_rotary_emb")
     head_dim = config.read_count("hidden_size") // config.read_count("num_attention_heads")
     renamed = config
@@ -287,7 +290,7 @@ def list_granitehybrid_tensors(sizes: Sizes, number: int) -> Layer:
 
 
 def read_falcon_h1(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Falcon H1: attention and Mamba 2 in parallel; muP multipliers are folded into the matrices."""
+    """Read Falcon H1: attention and Mamba 2 in parallel. muP multipliers are folded into the matrices."""
     h = declared(config)
     config.require_value("tie_word_embeddings", False)
     if config.read_flag("mamba_rms_norm", False):
@@ -299,7 +302,7 @@ def read_falcon_h1(config: CheckpointConfig, declared: Reader) -> CheckpointHype
 
 
 def compute_factors(config: CheckpointConfig, sizes: Sizes) -> dict[str, list[np.ndarray]]:
-    """Return muP's multipliers, by matrix."""
+    """Compute muP's multipliers of each matrix."""
 
     def factor(name: str) -> np.ndarray:
         return np.array([config.read_number(f"{name}_multiplier", 1.0)], np.float32)
@@ -336,7 +339,7 @@ EXPERT_KINDS = ("E", "moe")
 
 
 def read_nemotron_h(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Nemotron H, which has no RoPE."""
+    """Read Nemotron H: layers of attention, Mamba 2, or feed-forward network alone; no RoPE. Raises ModelError."""
     kinds = classify_layers(config)
     renamed = {"num_hidden_layers": len(kinds), "rope_parameters": None, "rope_scaling": None}
     h = declared(config.update(**renamed))
@@ -362,7 +365,7 @@ def read_nemotron_h(config: CheckpointConfig, declared: Reader) -> CheckpointHyp
 
 
 def parse_layer_types(config: CheckpointConfig) -> list[str]:
-    """Return the layers' types as in config.json: letters, or words."""
+    """Return the type of each layer as config.json writes it, a letter or a word. Raises ModelError."""
     kinds = config.get("hybrid_override_pattern", config.get("layers_block_type"))
     if not isinstance(kinds, str | list) or not kinds or not {*map(str, kinds)} <= NEMOTRON_KINDS.keys():
         raise config.make_error(f"layers_block_type must be a list of {', '.join(NEMOTRON_KINDS)}")
@@ -380,12 +383,12 @@ def classify_layers(config: CheckpointConfig) -> list[int]:
 
 
 def has_experts(config: CheckpointConfig) -> bool:
-    """Return whether feed-forward networks are experts."""
+    """Return whether the feed-forward layers have experts."""
     return any(kind in EXPERT_KINDS for kind in parse_layer_types(config))
 
 
 def read_nemotron_h_moe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Nemotron H with ungated experts next to a shared one."""
+    """Read Nemotron H with experts without gates, and a shared expert."""
     h = add_experts(config, read_nemotron_h(config, declared), "moe_intermediate_size", "n_routed_experts")
     shared = config.read_count("moe_shared_expert_intermediate_size")
     return h.update(
@@ -401,18 +404,18 @@ def read_nemotron_h_moe(config: CheckpointConfig, declared: Reader) -> Checkpoin
 
 
 def select_nemotron_h(config: CheckpointConfig) -> str:
-    """Return the name of the record: with experts, or without."""
+    """Return the name of the record for Nemotron H with experts, or without."""
     return "NemotronHForCausalLM+experts" if has_experts(config) else "NemotronHForCausalLM"
 
 
 def list_nemotron_h_tensors(sizes: Sizes, number: int) -> Layer:
-    """List a layer's tensors without those of a feed-forward network."""
+    """List the tensors of an attention or Mamba 2 layer; none for a feed-forward layer."""
     kind = sizes[f"kind_{number}"]
     return ATTENTION if kind == ATTENDS else list_mamba2_layer_tensors(sizes, number) if kind == STATES else {}
 
 
 def read_lfm2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read LFM2: convolutions over the latest tokens; some layers have attention."""
+    """Read LFM2: layers of short convolutions or of attention."""
     epsilon = {"rms_norm_eps": config.read_number("norm_eps", 1e-5), "intermediate_size": compute_hidden_size(config)}
     h = declared(config.update(**epsilon))
     kinds = read_layer_types(config, "layer_types", h.sizes["layers"], ("conv", "full_attention"))
@@ -422,7 +425,7 @@ def read_lfm2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperpara
 
 
 def compute_hidden_size(config: CheckpointConfig) -> int:
-    """Return the feed-forward hidden size, adjusted like in transformers unless config.json's is final."""
+    """Return the feed-forward size, rounded as in transformers unless block_auto_adjust_ff_dim is false."""
     hidden = config.read_count("block_ff_dim" if config.get("block_ff_dim") is not None else "intermediate_size")
     if not config.read_flag("block_auto_adjust_ff_dim", True):
         return hidden
@@ -432,7 +435,7 @@ def compute_hidden_size(config: CheckpointConfig) -> int:
 
 
 def read_lfm2_moe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read LFM2 with experts after the first layers."""
+    """Read LFM2 with experts after the first, dense layers."""
     h = read_lfm2(config.update(block_auto_adjust_ff_dim=False), declared)
     leading = config.read_count("num_dense_layers", 2)
     return h.update({"leading_dense": leading}, leading_dense_block_count=leading)

@@ -1,4 +1,4 @@
-"""MiMo-V2: its hyperparameters and tensor names."""
+"""Read checkpoints of MiMo-V2."""
 
 from localllm.convert.config import CheckpointConfig
 from localllm.convert.family import Layer, keep_tensor
@@ -7,7 +7,7 @@ from localllm.convert.transforms import Sizes
 
 
 def read(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read MiMo-V2: other key heads in layers with a window; values shorter than keys."""
+    """Read MiMo-V2: layers with a sliding window have their own count of key heads; values are shorter than keys."""
     for name in ("head_dim", "num_attention_heads", "v_head_dim"):
         config.require_value(f"swa_{name}", config.get(name))
     h = declared(config)

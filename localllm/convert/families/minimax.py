@@ -1,4 +1,4 @@
-"""MiniMax-Text-01, M1 and M3."""
+"""Read checkpoints of MiniMax-Text-01, M1 and M3."""
 
 from localllm.convert.config import CheckpointConfig
 from localllm.convert.hyperparameters import (
@@ -12,7 +12,7 @@ from localllm.convert.hyperparameters import (
 
 
 def read_minimax_01(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read MiniMax-Text-01: every eighth layer has softmax attention; residuals are scaled norms."""
+    """Read MiniMax-Text-01: softmax attention in every eighth layer, lightning attention in the others."""
     for kind in ("full_attention", "linear_attention", "mlp"):
         config.require_value(f"layernorm_{kind}_alpha", config.get("layernorm_full_attention_alpha"))
     h = declared(config)
@@ -22,7 +22,7 @@ def read_minimax_01(config: CheckpointConfig, declared: Reader) -> CheckpointHyp
 
 
 def read_minimax_m3(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read MiniMax M3: after the first layers, experts, and an indexer per key head."""
+    """Read MiniMax M3: dense first layers; the others have experts and an indexer per key head. Raises ModelError."""
     dims, dense = (
         config.read_count("rotary_dim"),
         config.read_count("dense_intermediate_size", config.get("intermediate_size")),

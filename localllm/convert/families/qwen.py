@@ -1,6 +1,6 @@
-"""Qwen: rerankers based on Qwen3, Qwen3-VL, and models most of whose layers have the gated delta rule.
+"""Read checkpoints of Qwen: rerankers of Qwen3, Qwen3-VL, and models with the gated delta rule.
 
-Those are Qwen3-Next, Qwen 3.5 and Qwen 4 (experimental), which also has block-sparse attention, residual streams and
+The last are Qwen3-Next, Qwen 3.5 and Qwen 4 (experimental), which adds block-sparse attention, residual streams and
 n-gram embeddings.
 """
 
@@ -54,14 +54,14 @@ ANSWERS = "yes", "no"
 
 
 def is_reranker(config: CheckpointConfig) -> bool:
-    """Return whether a Qwen3 checkpoint is a yes-no reranker, by its model card or name."""
+    """Return whether a Qwen3 checkpoint is a yes-no reranker, judging by its model card and names."""
     names = (config.path.parent.name, str(config.get("_name_or_path")))
     card = read_text(config.path.parent / "README.md") or ""
     return "# qwen3-reranker" in card.lower() or any("qwen3-reranker" in name.lower() for name in names)
 
 
 def read_ranker(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read a reranker whose head is two rows of the output matrix."""
+    """Read a reranker whose scores are two rows of the output matrix: those of "yes" and "no". Raises ModelError."""
     path = config.path.parent / "tokenizer.json"
     with report_as_model_error(path):
         vocabulary = (read_json(path) or {})["model"]["vocab"]
@@ -73,26 +73,26 @@ def read_ranker(config: CheckpointConfig, declared: Reader) -> CheckpointHyperpa
 
 
 def read_classifier(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read a reranker with a separate head."""
+    """Read a reranker with a separate classification head."""
     named = read_labels(config)
     h = declared(config).update({"labels": len(named)}, pooling_type=RANK)
     return h.update(classifier__output_labels=named) if len(named) > 1 else h
 
 
 def take_answer_rows(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    """Take the output matrix's rows of yes and no."""
+    """Take the rows of "yes" and "no" from the output matrix."""
     return pick_rows(sources[0], shape, lambda rows: np.array([sizes[name] for name in ANSWERS])[np.asarray(rows)])
 
 
 def select(config: CheckpointConfig) -> str:
-    """Return the name of the record: of a chat model, or of a reranker."""
+    """Return the name of the record for a chat model, a reranker, or a reranker with tied embeddings."""
     if not is_reranker(config):
         return "Qwen3ForCausalLM"
     return "Qwen3ForCausalLM+tied_ranker" if config.read_flag("tie_word_embeddings") else "Qwen3ForCausalLM+ranker"
 
 
 def read_qwen3vl(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Qwen3-VL, with the number of its DeepStack layers."""
+    """Read Qwen3-VL and count its DeepStack layers."""
     h = declared(config)
     deep = config.get_section("vision_config").get("deepstack_visual_indexes", [])
     return h.update(n_deepstack_layers=len(deep) if isinstance(deep, list) else 0)
@@ -102,7 +102,7 @@ KINDS = {"linear_attention": False, "full_attention": True}
 
 
 def read_delta_rule(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read attention with gated queries, and the delta rule."""
+    """Read layers of the gated delta rule, and of attention with gated queries. Raises ModelError."""
     h = declared(config)
     keys, values = config.read_count("linear_num_key_heads"), config.read_count("linear_num_value_heads")
     key_dim, value_dim = config.read_count("linear_key_head_dim"), config.read_count("linear_value_head_dim")
@@ -141,7 +141,10 @@ def read_delta_rule(config: CheckpointConfig, declared: Reader) -> CheckpointHyp
 
 
 def mark_attention_layers(config: CheckpointConfig, layers: int) -> tuple[list[bool], int]:
-    """Mark the layers with attention; also return their period, for files that do not list them."""
+    """Mark the layers with attention.
+
+    Returns also their period, which GGUF's readers use if a file does not list the layers.
+    """
     interval = config.read_count("full_attention_interval", 4)
     if config.get("layer_types") is None:
         return [(number + 1) % interval == 0 for number in range(layers)], interval
@@ -149,12 +152,12 @@ def mark_attention_layers(config: CheckpointConfig, layers: int) -> tuple[list[b
 
 
 def read_qwen3next(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Qwen3-Next: experts in every layer, next to a shared one."""
+    """Read Qwen3-Next: experts and a shared expert in every layer."""
     return add_qwen_experts(config, read_delta_rule(config, declared))
 
 
 def read_qwen35(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Qwen 3.5: M-RoPE."""
+    """Read Qwen 3.5: the gated delta rule, with M-RoPE."""
     return read_delta_rule(add_sections(config), declared)
 
 
@@ -163,7 +166,7 @@ def read_qwen35moe(config: CheckpointConfig, declared: Reader) -> CheckpointHype
 
 
 def add_sections(config: CheckpointConfig) -> CheckpointConfig:
-    """Add the family's M-RoPE sections."""
+    """Add Qwen 3.5's M-RoPE sections unless config.json has its own."""
     rope = config.get_section("rope_parameters").content
     return config.update(rope_parameters={"mrope_section": [11, 11, 10], **rope})
 
@@ -183,9 +186,9 @@ def add_qwen_experts(config: CheckpointConfig, h: CheckpointHyperparameters) -> 
 def declare_rule_tensor(
     name: str, *dimensions: str, order: Callable[[Sizes], np.ndarray], stored: Dimensions = ()
 ) -> DerivedTensor:
-    """Declare a tensor of the delta rule.
+    """Declare a tensor of the delta rule whose rows are reordered.
 
-    order: source indices of its rows.  stored: its stored shape if it differs.
+    order: computes the stored row of each row. stored: shape in the checkpoint, if it differs.
     """
 
     def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
@@ -198,21 +201,25 @@ def declare_rule_tensor(
 
 
 def interleave_heads(sizes: Sizes, length: int, start: int = 0) -> np.ndarray:
-    """Order rows of value heads, `length` each, by their index within groups that share keys, int [rows]."""
+    """Return the stored row of each row of value heads, int [rows].
+
+    Stored heads are grouped by the key head that they share; GGUF's come by their index within the group. length: rows
+    of a head. start: stored row of the first head.
+    """
     groups = np.arange(sizes["value_heads"] * length).reshape(sizes["key_heads"], -1, length)
     return start + groups.transpose(1, 0, 2).ravel()
 
 
 def interleave_values(sizes: Sizes) -> np.ndarray:
-    """Order the rows of values, which follow queries and keys, as interleave_heads does."""
+    """Return the stored row of each row of queries, keys and values, of which only values are reordered."""
     keys = 2 * sizes["key_heads"] * sizes["key_dim"]
     return np.concatenate([np.arange(keys), interleave_heads(sizes, sizes["value_dim"], keys)])
 
 
 def order_group_part(number: slice) -> Callable[[Sizes], np.ndarray]:
-    """Order rows of groups (a query, a key, values and their gates) so that each of these is contiguous.
+    """Return a function that selects rows of groups, each of a query, a key, values and their gates.
 
-    number: which of them to return.
+    number: which of the four to select.
     """
 
     def order(sizes: Sizes) -> np.ndarray:
@@ -229,7 +236,7 @@ def interleave_columns(sources: Sequence[TensorSource], shape: Shape, sizes: Siz
 
 
 def interleave_rates(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    numbers = as_float32(FUNCTIONS["decay"](sources, shape, sizes).rows(0, 1), "F32").reshape(-1)
+    numbers = as_float32(FUNCTIONS["decay"](sources, shape, sizes).read_rows(0, 1), "F32").reshape(-1)
     return from_array(numbers[interleave_heads(sizes, 1)])
 
 
@@ -278,7 +285,7 @@ def list_experts(sizes: Sizes, number: int) -> Layer:
 
 
 def add_norm_offsets(layer: Layer) -> Layer:
-    """Declare the norms of a multi-token prediction layer, which multiply by 1 + weight."""
+    """Declare the norms of a multi-token prediction layer as multiplying by 1 + weight."""
     offset = FUNCTIONS["offset"]
     return {name: replace(its, build=offset) if "norm" in name else its for name, its in layer.items()}  # type: ignore[type-var]
 
@@ -288,7 +295,7 @@ MTP = re.compile(r"(?:model\.)?mtp\.(?:layers\.0\.)?(.+)")
 
 
 def rename_mtp(name: str, layers: int) -> str:
-    """Rename multi-token prediction tensors to those of a layer after the others."""
+    """Rename the tensors of multi-token prediction as if it were one more layer."""
     match = MTP.fullmatch(name)
     if not match:
         return name
@@ -297,7 +304,10 @@ def rename_mtp(name: str, layers: int) -> str:
 
 
 def list_layer_tensors(rule: Layer, sizes: Sizes, number: int) -> Layer:
-    """List the tensors of a layer without its feed-forward network."""
+    """List the tensors of a layer except its feed-forward network.
+
+    rule: tensors of a delta-rule layer.
+    """
     mixer = ATTENDING if sizes[f"attends_{number}"] else rule
     return {**NORMS, **mixer, **add_norm_offsets(list_mtp_tensors(sizes, number))}
 
@@ -310,7 +320,7 @@ CONSTANTS = {"layer_multipliers": "layer_multipliers", "head_offsets": "ngram_he
 
 
 def read_qwen4exp(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read Qwen 4 as an extension of Qwen 3.5, without multi-token prediction."""
+    """Read Qwen 4 as an extension of Qwen 3.5, without multi-token prediction. Raises ModelError."""
     if config.get("output_gate_type") != "sigmoid":
         raise config.make_error("output_gate_type must be sigmoid")
     kinds, hidden = config.get("layer_types"), config.read_count("moe_intermediate_size")
@@ -338,7 +348,7 @@ def read_qwen4exp(config: CheckpointConfig, declared: Reader) -> CheckpointHyper
 
 
 def add_ngrams(config: CheckpointConfig, h: CheckpointHyperparameters) -> CheckpointHyperparameters:
-    """Add n-gram embeddings, if there are any."""
+    """Add the sizes and metadata of n-gram embeddings, if the model has them. Raises ModelError."""
     layers, end = config.get("ple_layer_ids", []), config.get("eos_token_id")
     if not layers:
         return h.update({"hashes": 0})
@@ -372,7 +382,7 @@ def add_ngrams(config: CheckpointConfig, h: CheckpointHyperparameters) -> Checkp
 
 
 def find_primes(least: int, count: int) -> list[int]:
-    """Return the first `count` primes from `least` on, the number of rows of each hash."""
+    """Return the first `count` primes not below `least`, which are the sizes of the hash tables."""
     primes, number = list[int](), max(least, 2)
     while len(primes) < count:
         if all(number % divisor for divisor in range(2, isqrt(number) + 1)):
@@ -382,7 +392,7 @@ def find_primes(least: int, count: int) -> list[int]:
 
 
 def read_constants(stored: Mapping[str, StoredTensor], h: CheckpointHyperparameters) -> dict[str, object]:
-    """Read the hashes' constants from stored tensors. Raises ModelError."""
+    """Load the constants of the n-gram hashes from stored tensors, as metadata. Raises ModelError."""
     tensors = {}
     for key, name in CONSTANTS.items() if h.sizes["hashes"] else ():
         tensor = next(
@@ -390,7 +400,7 @@ def read_constants(stored: Mapping[str, StoredTensor], h: CheckpointHyperparamet
         )
         if tensor is None or tensor.dtype != "I64" or len(tensor.shape) != 1:
             raise ModelError(f"the tensor {name} of the n-gram embeddings is missing")
-        tensors[f"qwen4exp.ple.{key}"] = tensor.rows(0, 1).view("<i8")[0].astype(np.uint64)
+        tensors[f"qwen4exp.ple.{key}"] = tensor.read_rows(0, 1).view("<i8")[0].astype(np.uint64)
     return tensors
 
 
@@ -400,7 +410,10 @@ def declare_offset_norm(name: str, *dimensions: str) -> DerivedTensor:
 
 
 def take_indexer_rows(rows: str, start: str = "") -> DerivedTensor:
-    """Take the query rows of an indexer's matrix, or the key rows after them."""
+    """Declare the query rows of an indexer's fused matrix, or the key rows after them.
+
+    rows, start: names of the sizes that count the rows and the rows before them.
+    """
 
     def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         return pick_rows(sources[0], shape, lambda numbers: numbers + (sizes[start] if start else 0))
@@ -412,7 +425,7 @@ def take_indexer_rows(rows: str, start: str = "") -> DerivedTensor:
 def list_stream_tensors(name: str, stored: str) -> Layer:
     """List the tensors that mix residual streams.
 
-    stored: their name in the checkpoint.
+    name, stored: prefixes in GGUF and in the checkpoint.
     """
     return {
         f"{name}_norm": declare_offset_norm(f"{stored}.hc_norm", "all_streams"),

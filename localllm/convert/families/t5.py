@@ -1,4 +1,4 @@
-"""T5, Flan-T5, mT5 and UMT5: an encoder and a decoder."""
+"""Read checkpoints of T5, Flan-T5, mT5 and UMT5."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ LAST = "dec.output_norm.weight"
 
 
 def read(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read encoder and decoder. Raises ModelError."""
+    """Read an encoder and a decoder. Raises ModelError."""
     config.require_value("relative_attention_max_distance", REACH)
     network = config.get("feed_forward_proj", "relu")
     if not isinstance(network, str) or network not in NETWORKS:
@@ -54,16 +54,16 @@ def read(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameter
 
 
 def is_scaled(config: CheckpointConfig, tied: bool) -> bool:
-    """Return whether the output matrix's input is scaled, which GGUF's readers do not support.
+    """Return whether the input of the output matrix is scaled, which GGUF's readers do not support.
 
-    It is scaled where embeddings are tied, unless newer checkpoints disable it; never in mT5.
+    By default tied embeddings mean that it is; mT5 never scales.
     """
     kind = config.get("model_type", "t5")
     return kind != "mt5" and config.read_flag("scale_decoder_outputs", tied)
 
 
 def list_all_tensors(sizes: Sizes) -> Layer:
-    """List all tensors of both stacks."""
+    """List the tensors of encoder and decoder."""
     network = {"ffn_up": ("hidden", "width"), "ffn_down": ("width", "hidden")}
     network |= {"ffn_gate": ("hidden", "width")} if sizes["gate"] else {}
     crossing = {f"cross_{name}": shape for name, shape in HEADS.items()} | {"cross_attn_norm": ("width",)}
@@ -83,7 +83,7 @@ def scale_rows(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> T
 
 
 def read_encoder(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read an encoder without a decoder, an embedding model."""
+    """Read an encoder without a decoder, which is an embedding model."""
     h = read(config.update(num_decoder_layers=None), declared)
     return h.update({"decoder": 0}, decoder_block_count=None, decoder_start_token_id=None)
 

@@ -1,7 +1,6 @@
-"""The projectors that can be converted, by their names in config.json.
+"""Convert the vision projectors of checkpoints, by their model class.
 
-To add one: a function here that reads config.json and maps GGUF's tensors to the checkpoint's; and an entry in the
-table.
+To add one, write a function that reads config.json and declares the projector's tensors, and enter it in PROJECTORS.
 """
 
 from collections.abc import Callable
@@ -30,7 +29,7 @@ PROJECTORS: dict[str, Callable[[VisionConfig], ProjectorDeclaration]] = {
 
 
 def find_projector(config: CheckpointConfig) -> Callable[[VisionConfig], ProjectorDeclaration]:
-    """Return the function that reads a checkpoint's projector. Raises ModelError if there is none."""
+    """Return the function that reads a checkpoint's projector. Raises ModelError if its class is not supported."""
     if config.get("vision_config") is None:
         raise config.make_error("vision_config is missing: the model has no vision encoder")
     if config.architecture not in PROJECTORS:

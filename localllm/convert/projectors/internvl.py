@@ -1,4 +1,4 @@
-"""Convert the projector of InternVL 2.5, 3 and 3.5 (transformers' layout): InternViT, a norm and two matrices."""
+"""Convert the projector of InternVL 2.5, 3 and 3.5 in transformers' layout: InternViT, a norm, two matrices."""
 
 from functools import partial
 
@@ -22,7 +22,7 @@ LEAST_TILES, MOST_TILES = 1, 12  # defaults of preprocessor_config.json
 
 
 def read_internvl(c: VisionConfig) -> ProjectorDeclaration:
-    """Read the configuration. Raises ModelError."""
+    """Read the configuration of InternVL. Raises ModelError."""
     c.whole.require_value("vision_feature_layer", -1)
     c.whole.require_value("vision_feature_select_strategy", "default")
     c.whole.require_value("projector_hidden_act", "gelu")
@@ -60,7 +60,7 @@ def read_internvl(c: VisionConfig) -> ProjectorDeclaration:
 
 
 def read_side(config: CheckpointConfig, name: str) -> int:
-    """Read a length that config.json may give for both sides of a square. Raises ModelError."""
+    """Read a side length, which config.json may repeat as [side, side]. Raises ModelError if the two differ."""
     value = config.get(name)
     if isinstance(value, list):
         if len(value) != 2 or value[0] != value[1]:
@@ -70,13 +70,13 @@ def read_side(config: CheckpointConfig, name: str) -> int:
 
 
 def list_layer_tensors(c: VisionConfig, h: EncoderSizes) -> Parts:
-    """List a layer's tensors. Raises ModelError for norms that readers of the file would not apply."""
+    """List a layer's tensors. Raises ModelError for query and key norms that GGUF's readers would not apply."""
     is_large, biased = (h.width, h.layers) == LARGE, c.vision.read_flag("attention_bias", False)
     c.vision.require_value("norm_type", "rms_norm" if is_large else "layer_norm")
     normed = c.vision.read_flag("use_qk_norm", False)
     if normed and not is_large:
         raise c.vision.make_error(
-            "use_qk_norm: GGUF's readers expect norms of queries and keys if the other norms are RMS norms"
+            "use_qk_norm must be false with norm_type layer_norm: GGUF's readers would ignore the norms"
         )
     norm, matrix = (declare_tensor if is_large else declare_with_bias), declare_with_bias if biased else declare_tensor
     return {

@@ -1,7 +1,7 @@
-"""Convert the projectors of LLaVA 1.5 and 1.6, Pixtral and Mistral Small 3.1.
+"""Convert the projectors of LLaVA 1.5 and 1.6, Pixtral and Mistral Small 3.1: an encoder and two matrices.
 
-They have an encoder and two matrices. LLaVA has CLIP up to the selected layer; later layers are omitted. The file names
-the last layer (`feature_layer`), because without it llama.cpp omits one more.
+LLaVA uses CLIP up to a selected layer; later layers are omitted. The file states the last layer (`feature_layer`),
+because otherwise llama.cpp would omit one more.
 """
 
 from functools import partial
@@ -20,14 +20,14 @@ from localllm.convert.projectors.parts import (
     repeat_in_layers,
 )
 from localllm.convert.projectors.siglip import list_layer_tensors
-from localllm.convert.transforms import DerivedSource, TensorSource, as_float32, from_array, to_pairs
+from localllm.convert.transforms import DerivedSource, TensorSource, as_float32, from_array, interleave_rope_rows
 
 EPSILON = 1e-5  # a default of config.json
 CLIP = "clip_vision_model"
 
 
 def read_llava(c: VisionConfig) -> ProjectorDeclaration:
-    """Read LLaVA 1.5, or Pixtral, which has the same class name. Raises ModelError."""
+    """Read LLaVA 1.5 or Pixtral, which have the same class name. Raises ModelError."""
     c.vision.require_value("model_type", CLIP, "pixtral")
     return declare_pixtral(c) if c.vision.get("model_type") == "pixtral" else read_llava15(c)
 
@@ -60,7 +60,7 @@ def read_llava15(c: VisionConfig) -> ProjectorDeclaration:
 
 
 def read_llava_next(c: VisionConfig) -> ProjectorDeclaration:
-    """Read LLaVA 1.6, with an embedding after each line of an image. Raises ModelError."""
+    """Read LLaVA 1.6, which adds an embedding after each line of an image. Raises ModelError."""
     c.vision.require_value("model_type", CLIP)
     c.whole.require_value("use_image_newline_parameter", True)
     facts = read_llava15(c)
@@ -74,7 +74,10 @@ def read_llava_next(c: VisionConfig) -> ProjectorDeclaration:
 
 
 def list_grid_sizes(c: VisionConfig, side: int) -> list[int]:
-    """Return columns and rows of the image grids, concatenated. Raises ModelError."""
+    """List the columns and rows of each grid of tiles, in one list. Raises ModelError.
+
+    side: of a tile in pixels.
+    """
     pairs = c.whole.get("image_grid_pinpoints")
     for pair in pairs if isinstance(pairs, list) and pairs else [None]:
         lengths = pair if isinstance(pair, list) and len(pair) == 2 else [0]
@@ -84,7 +87,7 @@ def list_grid_sizes(c: VisionConfig, side: int) -> list[int]:
 
 
 def count_used_layers(c: VisionConfig, stored: int) -> int:
-    """Return the number of layers in use. Raises ModelError."""
+    """Return how many of the stored layers are used. Raises ModelError."""
     layer = c.whole.get("vision_feature_layer", -2)
     layer = layer[0] if isinstance(layer, list) and len(layer) == 1 else layer
     if not isinstance(layer, int) or isinstance(layer, bool) or not -stored <= layer <= stored or not layer:
@@ -116,9 +119,9 @@ def read_mistral3(c: VisionConfig) -> ProjectorDeclaration:
 
 
 def read_pixtral(c: VisionConfig, merge: int, biased: bool) -> ProjectorDeclaration:
-    """Read the encoder. Raises ModelError.
+    """Read Pixtral's encoder and projector. Raises ModelError.
 
-    merge: number of patches per side that become one row.
+    merge: patches per side that become one token. biased: the projector has biases.
     """
     c = add_defaults(c, PIXTRAL_DEFAULTS)
     require_expressible(c)
@@ -129,7 +132,10 @@ def read_pixtral(c: VisionConfig, merge: int, biased: bool) -> ProjectorDeclarat
         "vision.attention.layer_norm_epsilon": PIXTRAL_EPSILON,
         "vision.spatial_merge_size": merge if merge > 1 else None,
     }
-    reorder, matrix = partial(to_pairs, head_dim=h.width // h.heads), declare_with_bias if biased else declare_tensor
+    reorder, matrix = (
+        partial(interleave_rope_rows, head_dim=h.width // h.heads),
+        declare_with_bias if biased else declare_tensor,
+    )
     layer = {
         **declare_tensor("ln1", "attention_norm", h.width),
         **declare_tensor("ln2", "ffn_norm", h.width),
@@ -154,7 +160,7 @@ def read_pixtral(c: VisionConfig, merge: int, biased: bool) -> ProjectorDeclarat
 
 
 def require_expressible(c: VisionConfig) -> None:
-    """Raise ModelError for a configuration that the file cannot express."""
+    """Raise ModelError for settings that differ from those GGUF's readers assume."""
     c.vision.require_value("hidden_act", "silu")
     c.vision.require_value("rope_theta", BASE)
     c.vision.get_section("rope_parameters").require_value("rope_theta", BASE)
@@ -163,7 +169,7 @@ def require_expressible(c: VisionConfig) -> None:
 
 
 def list_merger_tensors(width: int, merge: int) -> Parts:
-    """List the tensors that merge patches into one row."""
+    """List the tensors that merge neighbouring patches into one token."""
     return {
         **declare_tensor("mm.input_norm", "norm", width),
         **declare_tensor("mm.patch_merger", "patch_merger.merging_layer", width, merge**2 * width),
@@ -171,7 +177,7 @@ def list_merger_tensors(width: int, merge: int) -> Parts:
 
 
 def declare_line_end(c: VisionConfig) -> ProjectorTensor:
-    """Declare the embedding after each line of an image."""
+    """Declare the embedding that follows each line of an image: the row of [IMG_BREAK]."""
     text = c.whole.merge_text_config({})
     vocab = text.read_count("vocab_size")
     return ProjectorTensor("embed_tokens.weight", (vocab, c.out), partial(take_row, number=find_break_token(c, vocab)))
@@ -179,7 +185,7 @@ def declare_line_end(c: VisionConfig) -> ProjectorTensor:
 
 def take_row(source: TensorSource, number: int) -> DerivedSource:
     """Take a row of a matrix as a vector."""
-    return from_array(as_float32(source.rows(number, number + 1), source.dtype).reshape(-1))
+    return from_array(as_float32(source.read_rows(number, number + 1), source.dtype).reshape(-1))
 
 
 def find_break_token(c: VisionConfig, vocab: int) -> int:

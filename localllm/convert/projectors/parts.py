@@ -1,4 +1,4 @@
-"""Helpers for projectors: values of config.json, and tensors under GGUF's names."""
+"""Declare projectors: their configuration, sizes and tensors."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -27,14 +27,14 @@ class VisionConfig:
 
 
 def add_defaults(c: VisionConfig, defaults: Mapping[str, object]) -> VisionConfig:
-    """Add values that vision_config may omit."""
+    """Return the configuration with values that vision_config may omit."""
     values = {name: value for name, value in c.vision.content.items() if value is not None}
     return replace(c, vision=CheckpointConfig({**defaults, **values}, c.vision.path))
 
 
 @frozen
 class EncoderSizes:
-    """The sizes of a vision transformer, named as in arch/vision."""
+    """The sizes of a vision transformer; side and patch in pixels, out: embedding length of the language model."""
 
     layers: int
     width: int
@@ -46,7 +46,7 @@ class EncoderSizes:
 
     @property
     def patches(self) -> int:
-        """The number of patches of an image."""
+        """Patches of an image."""
         return (self.side // self.patch) ** 2
 
     @property
@@ -55,7 +55,7 @@ class EncoderSizes:
 
     @property
     def metadata(self) -> dict[str, object]:
-        """The metadata keys after "clip.vision."."""
+        """The GGUF keys of these sizes, without "clip.vision."."""
         return {
             "projection_dim": self.out,
             "image_size": self.side,
@@ -69,11 +69,11 @@ class EncoderSizes:
 
 @frozen
 class ProjectorTensor:
-    """A tensor of the projector's file.
+    """How a tensor of the projector is stored in the checkpoint.
 
     Attributes:
-        theirs: its name in the checkpoint, after the prefix of the encoder or the projector.
-        shape: its stored shape.  convert: its transformation.
+        theirs: stored name without the prefix of the encoder or the projector.
+        shape: stored shape.  convert: transformation of the tensor.
     """
 
     theirs: str
@@ -86,11 +86,11 @@ Parts = Mapping[str, ProjectorTensor]  # by GGUF's names
 
 @frozen
 class ProjectorDeclaration:
-    """A projector before its weights are read.
+    """The metadata and tensors of a projector, declared before any weight is read.
 
     Attributes:
-        metadata: keys after "clip."; None omits a key.
-        unread: prefixes of tensors that are ignored.
+        metadata: keys without "clip."; None omits a key.
+        unread: prefixes of stored tensors to ignore.
     """
 
     encoder: EncoderSizes
@@ -100,9 +100,9 @@ class ProjectorDeclaration:
 
 
 def read_encoder_sizes(c: VisionConfig, names: Mapping[str, str] = {}, **sizes: int) -> EncoderSizes:
-    """Read the encoder's sizes by the usual keys or by `names`, except those in `sizes`.
+    """Read the sizes of an encoder. Raises ModelError.
 
-    Raises ModelError.
+    names: keys of config.json that differ from the usual ones. sizes: values that are not read.
     """
     usual = {
         "layers": "num_hidden_layers", "width": "hidden_size", "hidden": "intermediate_size",
@@ -111,12 +111,18 @@ def read_encoder_sizes(c: VisionConfig, names: Mapping[str, str] = {}, **sizes: 
     read = {size: c.vision.read_count(name, maximum=MAX_SIDE * 4) for size, name in usual.items() if size not in sizes}
     result = EncoderSizes(**read, **sizes, out=c.out)
     if result.width % result.heads or not result.patch <= result.side <= MAX_SIDE:
-        raise c.vision.make_error("vision_config: inconsistent sizes")
+        raise c.vision.make_error(
+            "vision_config: hidden_size must be divisible by num_attention_heads, and image_size be from patch_size"
+            f" to {MAX_SIDE}"
+        )
     return result
 
 
 def declare_with_bias(ours: str, source: str, *shape: int) -> dict[str, ProjectorTensor]:
-    """Declare a matrix or a norm with its bias."""
+    """Declare the weight and the bias of a matrix or a norm.
+
+    ours, source: names in GGUF and in the checkpoint.
+    """
     return {
         f"{ours}.weight": ProjectorTensor(f"{source}.weight", shape),
         f"{ours}.bias": ProjectorTensor(f"{source}.bias", shape[:1]),
@@ -124,14 +130,17 @@ def declare_with_bias(ours: str, source: str, *shape: int) -> dict[str, Projecto
 
 
 def declare_tensor(ours: str, source: str, *shape: int) -> dict[str, ProjectorTensor]:
-    """Declare a matrix or a norm without a bias."""
+    """Declare the weight of a matrix or a norm without a bias.
+
+    ours, source: names in GGUF and in the checkpoint.
+    """
     return {f"{ours}.weight": ProjectorTensor(f"{source}.weight", shape)}
 
 
 def repeat_in_layers(count: int, source: str, layer: Parts) -> dict[str, ProjectorTensor]:
-    """Repeat the tensors for every layer.
+    """Repeat a layer's tensors for each of `count` layers.
 
-    source: the checkpoint's name for the list of layers.
+    source: stored name of the list of layers.
     """
     return {
         f"v.blk.{number}.{name}": ProjectorTensor(f"{source}.{number}.{part.theirs}", part.shape, part.convert)
@@ -141,8 +150,8 @@ def repeat_in_layers(count: int, source: str, layer: Parts) -> dict[str, Project
 
 
 def take_slice(source: TensorSource, first: int, count: int) -> DerivedSource:
-    """Take rows of a matrix, or elements of a vector."""
+    """Take `count` rows of a matrix from `first` on, or elements of a vector."""
     if len(source.shape) == 1:
-        return from_array(as_float32(source.rows(0, 1), source.dtype).reshape(-1)[first : first + count])
+        return from_array(as_float32(source.read_rows(0, 1), source.dtype).reshape(-1)[first : first + count])
     times = prod(source.shape[1:-1])
     return pick_rows(source, (count, *source.shape[1:]), lambda rows: rows + first * times)

@@ -1,4 +1,4 @@
-"""Convert the projectors of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, whose patches span two frames of a video."""
+"""Convert the projectors of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, whose patches span two video frames."""
 
 from functools import partial
 from math import isqrt
@@ -26,7 +26,7 @@ NAMES = {"layers": "depth", "heads": "num_heads"}
 
 
 def read_qwen2vl(c: VisionConfig) -> ProjectorDeclaration:
-    """Read Qwen2-VL. Raises ModelError."""
+    """Read the configuration of Qwen2-VL. Raises ModelError."""
     c.vision.require_value("hidden_act", "quick_gelu")
     width = c.vision.read_count("embed_dim")
     hidden = int(width * c.vision.read_number("mlp_ratio", 4.0))
@@ -44,7 +44,7 @@ def read_qwen2vl(c: VisionConfig) -> ProjectorDeclaration:
 
 
 def read_qwen25vl(c: VisionConfig) -> ProjectorDeclaration:
-    """Read Qwen2.5-VL: the last of every few layers has full attention, the others windows.
+    """Read Qwen2.5-VL, where the last of every few layers has full attention and the others windows.
 
     Raises ModelError.
     """
@@ -78,7 +78,7 @@ def build_shared_metadata(c: VisionConfig, kind: str) -> dict[str, object]:
 
 
 def list_outer_tensors(h: EncoderSizes) -> dict[str, ProjectorTensor]:
-    """List the tensors before and after the layers."""
+    """List the tensors outside the layers."""
     together = MERGE**2 * h.width
     return {
         **split_frames(h),
@@ -88,7 +88,7 @@ def list_outer_tensors(h: EncoderSizes) -> dict[str, ProjectorTensor]:
 
 
 def split_frames(h: EncoderSizes) -> Parts:
-    """Split the convolution of two frames into one per frame."""
+    """Declare the convolution over two frames as one convolution per frame."""
     return {
         f"v.patch_embd.weight{name}": ProjectorTensor(
             "patch_embed.proj.weight",
@@ -100,7 +100,7 @@ def split_frames(h: EncoderSizes) -> Parts:
 
 
 def split_attention(h: EncoderSizes) -> dict[str, ProjectorTensor]:
-    """Split queries, keys and values, which are stored in one matrix."""
+    """Declare queries, keys and values, which are stored in one matrix."""
     parts = declare_with_bias("attn_out", "attn.proj", h.width, h.width)
     for number, name in enumerate(("attn_q", "attn_k", "attn_v")):
         slicer = partial(take_slice, first=number * h.width, count=h.width)
@@ -110,7 +110,7 @@ def split_attention(h: EncoderSizes) -> dict[str, ProjectorTensor]:
 
 
 def read_qwen3vl(c: VisionConfig) -> ProjectorDeclaration:
-    """Read Qwen3-VL, some of whose layers feed layers of the language model. Raises ModelError."""
+    """Read Qwen3-VL, whose DeepStack layers also feed layers of the language model. Raises ModelError."""
     c.vision.require_value("hidden_act", "gelu_pytorch_tanh")
     places, patch = c.vision.read_count("num_position_embeddings"), c.vision.read_count("patch_size")
     if isqrt(places) ** 2 != places:
@@ -153,7 +153,7 @@ def list_deepstack_layers(c: VisionConfig, layers: int) -> list[int]:
 
 
 def list_qwen3vl_outer_tensors(h: EncoderSizes) -> Parts:
-    """List the tensors before and after the layers."""
+    """List the tensors outside the layers."""
     together = MERGE**2 * h.width
     return {
         **split_frames(h),
@@ -166,7 +166,10 @@ def list_qwen3vl_outer_tensors(h: EncoderSizes) -> Parts:
 
 
 def list_merger_tensors(h: EncoderSizes, deep: list[int]) -> Parts:
-    """List a norm and two matrices for each DeepStack merger."""
+    """List the norm and two matrices of each DeepStack merger.
+
+    deep: indices of the layers that have one.
+    """
     parts: dict[str, ProjectorTensor] = {}
     together = MERGE**2 * h.width
     for number, layer in enumerate(deep):

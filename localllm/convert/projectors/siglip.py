@@ -1,4 +1,4 @@
-"""Convert the projectors of models whose encoder is SigLIP: Gemma 3, Idefics 3 with SmolVLM, LFM2-VL."""
+"""Convert the projectors of models with a SigLIP encoder: Gemma 3, Idefics 3, SmolVLM and LFM2-VL."""
 
 from functools import partial
 from math import isqrt, prod
@@ -29,7 +29,7 @@ USUAL_MERGE = 4  # readers' default
 
 
 def read_gemma3(c: VisionConfig) -> ProjectorDeclaration:
-    """Read Gemma 3: a norm and a matrix. Raises ModelError."""
+    """Read Gemma 3, whose projector is a norm and a matrix. Raises ModelError."""
     c.vision.require_value("hidden_act", "gelu_pytorch_tanh")
     h = read_encoder_sizes(c)
     rows = isqrt(c.whole.read_count("mm_tokens_per_image", 256))
@@ -65,7 +65,7 @@ def list_encoder_tensors(h: EncoderSizes) -> dict[str, ProjectorTensor]:
 
 
 def list_layer_tensors(h: EncoderSizes) -> Parts:
-    """List the tensors of a layer of SigLIP or CLIP."""
+    """List the tensors of a layer of SigLIP, which are also those of CLIP."""
     return {
         **declare_with_bias("ln1", "layer_norm1", h.width),
         **declare_with_bias("attn_q", "self_attn.q_proj", h.width, h.width),
@@ -85,7 +85,7 @@ IDEFICS3_DEFAULTS = {  # values that config.json may omit
 
 
 def read_idefics3(c: VisionConfig) -> ProjectorDeclaration:
-    """Read Idefics 3: a matrix. Raises ModelError."""
+    """Read Idefics 3, whose projector is a matrix. Raises ModelError."""
     c = add_defaults(c, IDEFICS3_DEFAULTS)
     c.vision.require_value("hidden_act", "gelu_pytorch_tanh")
     h, merge = read_encoder_sizes(c), c.whole.read_count("scale_factor", 2)
@@ -105,7 +105,7 @@ PATCHES, MERGE, HIDDEN = 256, 2, 2560  # values that LFM2-VL's config.json may o
 
 
 def read_lfm2vl(c: VisionConfig) -> ProjectorDeclaration:
-    """Read LFM2-VL: a norm and two matrices. Raises ModelError."""
+    """Read LFM2-VL, whose projector is a norm and two matrices. Raises ModelError."""
     c.vision.require_value("model_type", "siglip2_vision_model")
     c.vision.require_value("hidden_act", "gelu_pytorch_tanh")
     c.whole.require_value("projector_hidden_act", "gelu")
@@ -140,7 +140,7 @@ def read_lfm2vl(c: VisionConfig) -> ProjectorDeclaration:
 
 
 def to_convolution(source: TensorSource, shape: Shape) -> DerivedSource:
-    """Convert a matrix with channels-last columns to a convolution [width, colours, patch, patch]."""
+    """Convert a matrix with channels-last columns to a convolution, [width, channels, patch, patch]."""
     width, colours, patch, _ = shape
-    numbers = as_float32(source.rows(0, width), source.dtype).reshape(width, patch, patch, colours)
+    numbers = as_float32(source.read_rows(0, width), source.dtype).reshape(width, patch, patch, colours)
     return from_array(numbers.transpose(0, 3, 1, 2))

@@ -1,7 +1,7 @@
-"""Read checkpoints with quantized weights: each tensor and its scales become one float32 source.
+"""Read checkpoints with quantized weights as if they were float32.
 
-`open_quantized` reads config.json's quantization_config and replaces the method's tensors (X.qweight, X.scales, ...) by
-X.weight, whose rows are dequantized when they are read. Unquantized tensors stay unchanged.
+`open_quantized` replaces the tensors of a quantization method (X.qweight, X.scales, ...) by X.weight, whose rows are
+dequantized when they are read. Other tensors stay unchanged.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ METHODS: dict[str, Callable[[TensorCollection, CheckpointConfig], TensorCollecti
 
 
 def read_method(config: CheckpointConfig) -> str:
-    """Return the quantization method of a checkpoint, "" if its weights are not quantized."""
+    """Return the quantization method that config.json declares, or ""."""
     method = config.get("quantization_config") or config.get("compression_config")
     if isinstance(method, dict):
         is_bitsandbytes = method.get("load_in_4bit") or method.get("load_in_8bit")
@@ -35,7 +35,7 @@ def read_method(config: CheckpointConfig) -> str:
 
 
 def require_method(config: CheckpointConfig) -> str:
-    """Return the quantization method, "" without one. Raises ModelError if it is not supported."""
+    """Return the quantization method, or "". Raises ModelError if it is not supported."""
     name = read_method(config)
     if name and name not in METHODS:
         supported = ", ".join(METHODS)

@@ -1,8 +1,8 @@
-"""bitsandbytes: 4-bit weights (NF4, FP4) with a scale per block, and 8-bit weights with a scale per row (LLM.int8).
+"""Dequantize bitsandbytes: 4-bit weights with a scale per block (NF4, FP4), 8-bit ones with a scale per row (LLM.int8).
 
-4 bits: weight = map[code] * absmax of its block of the flattened matrix, the first code in a byte's high half; absmax
-may be quantized itself, to 8 bits with a map, a scale per block and an offset. JSON in a separate tensor
-(X.weight.quant_state.bitsandbytes__nf4) describes X.weight. 8 bits: weight = number * SCB / 127. Source: the package's
+4 bits: weight = map[code] * absmax of its block in the flattened matrix; the first code is in a byte's high half.
+absmax may itself be quantized to 8 bits, with a map, a scale per block and an offset. JSON in a tensor of its own
+(X.weight.quant_state.bitsandbytes__nf4) describes X.weight. 8 bits: weight = code * SCB / 127. Source: the package's
 functional.py (QuantState.as_dict).
 """
 
@@ -43,7 +43,7 @@ def add_4bit_weight(tensors: TensorCollection, name: str, state: StoredTensor) -
 
     def read(first: int, last: int) -> np.ndarray:
         begin, end = first * columns, last * columns
-        codes = unpack_nibbles(flat.rows(begin // 2, -(-end // 2)).reshape(-1), high_first=True)
+        codes = unpack_nibbles(flat.read_rows(begin // 2, -(-end // 2)).reshape(-1), high_first=True)
         codes = codes[begin % 2 : begin % 2 + end - begin]
         return (values[codes] * scales[np.arange(begin, end) // size]).reshape(last - first, columns)
 
@@ -51,7 +51,7 @@ def add_4bit_weight(tensors: TensorCollection, name: str, state: StoredTensor) -
 
 
 class QuantState(NamedTuple):
-    """The JSON next to a 4-bit weight: its shape, the block sizes, and how the scales are quantized."""
+    """The description of a 4-bit weight: its shape, its block sizes, and the offset of its quantized scales."""
 
     shape: tuple[int, ...]
     block_size: int
@@ -60,7 +60,7 @@ class QuantState(NamedTuple):
 
 
 def read_state(state: StoredTensor) -> QuantState:
-    """Parse a quant_state. Raises ModelError."""
+    """Parse the JSON of a quant_state. Raises ModelError."""
     try:
         fields = json.loads(load(state).tobytes())
         if fields["quant_type"] in KINDS and int(fields["blocksize"]) > 0 and len(fields["shape"]) >= 1:
@@ -72,11 +72,11 @@ def read_state(state: StoredTensor) -> QuantState:
             )
     except (ValueError, KeyError, TypeError):
         pass
-    raise make_error(state, "expected a quant_state of bitsandbytes")
+    raise make_error(state, "must be the quant_state of a nf4 or fp4 weight, with its shape and blocksize")
 
 
 def read_scales(tensors: TensorCollection, name: str, described: QuantState) -> np.ndarray:
-    """Return the blocks' scales, float32, dequantized if necessary. Raises ModelError."""
+    """Return the scales of all blocks, float32, dequantized if they are quantized. Raises ModelError."""
     stored = tensors.take(f"{name}.absmax")
     scales = load(stored).reshape(-1)
     if stored.dtype != "U8":
@@ -89,7 +89,7 @@ def read_scales(tensors: TensorCollection, name: str, described: QuantState) -> 
 
 
 def add_8bit_weight(tensors: TensorCollection, name: str) -> None:
-    """Add a weight of 8-bit integers with a scale per row."""
+    """Add a weight of 8-bit integers with a scale per row. Raises ModelError."""
     weight, scale = require_dtype(tensors.take(f"{name}.weight"), ["I8"]), tensors.take(f"{name}.SCB")
     scales = load(scale).reshape(-1).astype(np.float32)
     rows, columns = weight.shape
@@ -97,6 +97,6 @@ def add_8bit_weight(tensors: TensorCollection, name: str) -> None:
         raise make_error(scale, f"the weight has {rows} rows, but there are {len(scales)} scales")
 
     def read(first: int, last: int) -> np.ndarray:
-        return weight.rows(first, last).view(np.int8) * (scales[first:last, None] / np.float32(127))
+        return weight.read_rows(first, last).view(np.int8) * (scales[first:last, None] / np.float32(127))
 
     tensors.put(f"{name}.weight", weight, (rows, columns), read)

@@ -1,8 +1,8 @@
-"""Checkpoints of compressed-tensors (llm-compressor): packed and plain integers, FP8, NVFP4 and MXFP4.
+"""Dequantize compressed-tensors (llm-compressor): packed and plain integers, FP8, NVFP4 and MXFP4.
 
-weight = (number - zero point) * scale. Packed integers are stored with half their range added, 32 / bits in a 32-bit
-word, the first in the lowest bits; zero points are packed in the same way along the other dimension. Source: the
-package's compressors (quantized_compressors/pack_quantized.py and its neighbours).
+weight = (code - zero point) * scale. Packed codes have half their range added and are stored 32 / bits to a 32-bit
+word, the first in the lowest bits; zero points are packed likewise along the other dimension. Source: the package's
+compressors (quantized_compressors/pack_quantized.py and its neighbours).
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ IGNORED = (*ACTIVATIONS, ".input_zero_point", ".input_global_scale", ".output_ze
 def open_compressed_tensors(tensors: TensorCollection, config: CheckpointConfig) -> TensorCollection:
     """Dequantize packed and scaled weights. Raises ModelError."""
     if config.get_section("sparsity_config").get("format") not in (None, "dense"):
-        raise config.make_error("compressed-tensors with sparse weights are not supported")
+        raise config.make_error("sparse weights of compressed-tensors are not supported: save the model uncompressed")
     tensors.drop(*IGNORED)
     blocks = read_block_size(config)
     for name in tensors.list_modules(".weight_packed"):
@@ -39,7 +39,7 @@ def open_compressed_tensors(tensors: TensorCollection, config: CheckpointConfig)
 
 
 def read_block_size(config: CheckpointConfig) -> list[int] | None:
-    """Return the number of rows and columns that share a scale; None without blocks."""
+    """Return how many rows and columns share a scale; None if scales are not per block."""
     groups = config.get_section("config_groups")
     for name in groups.content:
         weights = groups.get_section(name).get_section("weights")
@@ -49,7 +49,7 @@ def read_block_size(config: CheckpointConfig) -> list[int] | None:
 
 
 def add_float_weight(tensors: TensorCollection, name: str, packed: StoredTensor) -> None:
-    """Add a weight of 4-bit floats: NVFP4, whose scales are divided by a global one, or MXFP4."""
+    """Add a weight of 4-bit floats: NVFP4, whose block scales are divided by a global one, or MXFP4."""
     scale, global_scale = tensors.take(f"{name}.weight_scale"), tensors.take_optional(f"{name}.weight_global_scale")
     factor = 1.0 if global_scale is None else 1.0 / float(load(global_scale).reshape(-1)[0])
     add_float4_weight(tensors, f"{name}.weight", packed, scale, factor)
@@ -74,7 +74,7 @@ def add_packed_weight(tensors: TensorCollection, name: str, packed: StoredTensor
         raise make_error(packed, f"the weight has {rows} rows, but its scales have {len(scales)}")
 
     def read(first: int, last: int) -> np.ndarray:
-        numbers = unpack_words(packed.rows(first, last).view("<i4"), bits)[:, :columns] - middle
+        numbers = unpack_words(packed.read_rows(first, last).view("<i4"), bits)[:, :columns] - middle
         places = slice(first, last) if len(scales) > 1 else slice(None)
         return (numbers - zeros[places][:, group]) * scales[places][:, group]
 
@@ -82,7 +82,7 @@ def add_packed_weight(tensors: TensorCollection, name: str, packed: StoredTensor
 
 
 def detect_bits(packed: StoredTensor, rows: int, columns: int) -> int:
-    """Compute the bits per value from the words of a row. Raises ModelError if no width fits."""
+    """Return the bits per value, inferred from the packed shape. Raises ModelError if no width fits."""
     words = packed.shape[-1]
     for bits in (4, 8, 2, 3, 5, 6, 7, 1):
         if packed.shape == (rows, words) and -(-columns // (32 // bits)) == words:
@@ -91,7 +91,10 @@ def detect_bits(packed: StoredTensor, rows: int, columns: int) -> int:
 
 
 def compute_groups(packed: StoredTensor, order: StoredTensor | None, columns: int, groups: int) -> np.ndarray:
-    """Return the group of each column, int [columns]. Raises ModelError for groups out of range."""
+    """Return the group of each column, int [columns]. Raises ModelError for a group out of range.
+
+    order: stored groups (g_idx); None for consecutive groups of equal size.
+    """
     if order is None:
         if columns % groups:
             raise make_error(packed, f"{columns} columns are not divisible into {groups} groups")
@@ -105,7 +108,7 @@ def compute_groups(packed: StoredTensor, order: StoredTensor | None, columns: in
 
 
 def add_integer_weight(tensors: TensorCollection, name: str, weight: StoredTensor) -> None:
-    """Add a weight of 8-bit integers with a scale per row, per group of columns, or for all."""
+    """Add a weight of 8-bit integers with a scale per row, per group of columns, or for all. Raises ModelError."""
     rows, columns = weight.shape
     scale = tensors.take(f"{name}.weight_scale")
     scales = load(scale)
@@ -117,7 +120,7 @@ def add_integer_weight(tensors: TensorCollection, name: str, weight: StoredTenso
     group = compute_groups(weight, None, columns, scales.shape[1])
 
     def read(first: int, last: int) -> np.ndarray:
-        numbers = decode(weight.rows(first, last), "I8").astype(np.float32)
+        numbers = decode(weight.read_rows(first, last), "I8").astype(np.float32)
         places = slice(first, last) if len(scales) > 1 else slice(None)
         return (numbers - zeros[places][:, group]) * scales[places][:, group]
 

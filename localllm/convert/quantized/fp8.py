@@ -1,7 +1,8 @@
-"""FP8 weights with a scale per block (DeepSeek, Qwen), per row (FBGEMM) or per tensor (ModelOpt, static FP8).
+"""Dequantize FP8 weights, which have a scale per block, per row or per tensor.
 
-weight = number * scale. Sources: the checkpoints' own model code (DeepSeek-V3's weight_dequant), transformers'
-quantizer_finegrained_fp8 and quantizer_fbgemm_fp8, ModelOpt's unified checkpoint format.
+weight = code * scale. Blocks: DeepSeek, Qwen; rows: FBGEMM; tensors: ModelOpt, static FP8. Sources: the checkpoints'
+own model code (DeepSeek-V3's weight_dequant), transformers' quantizer_finegrained_fp8 and quantizer_fbgemm_fp8,
+ModelOpt's unified checkpoint format.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ SCALES = ("_scale_inv", "_scale")  # after a weight's name
 
 
 def open_fp8(tensors: TensorCollection, config: CheckpointConfig) -> TensorCollection:
-    """Dequantize the tensors that have a scale next to them. Raises ModelError."""
+    """Dequantize every tensor that has a scale. Raises ModelError."""
     tensors.drop(*ACTIVATIONS)
     block = config.get("weight_block_size") or [128, 128]
     for name in [name for suffix in SCALES for name in tensors.list_modules(suffix)]:
@@ -43,7 +44,7 @@ def open_fp8(tensors: TensorCollection, config: CheckpointConfig) -> TensorColle
 
 
 def open_unscaled(tensors: TensorCollection) -> TensorCollection:
-    """Decode weights that were cast to 8 bits, in checkpoints without a quantization method."""
+    """Decode 8-bit floats without scales, in checkpoints without a quantization method."""
     for name, weight in [*tensors.remaining.items()]:
         if weight.dtype in EIGHT_BITS and weight.shape:
             add_unscaled_weight(tensors, name, weight)
@@ -52,13 +53,16 @@ def open_unscaled(tensors: TensorCollection) -> TensorCollection:
 
 def add_unscaled_weight(tensors: TensorCollection, name: str, weight: StoredTensor) -> None:
     """Add a weight of 8-bit floats without scales."""
-    tensors.put(name, weight, weight.shape, lambda first, last: decode(weight.rows(first, last), weight.dtype))
+    tensors.put(name, weight, weight.shape, lambda first, last: decode(weight.read_rows(first, last), weight.dtype))
 
 
 def add_scaled_weight(
     tensors: TensorCollection, weight: StoredTensor, scale: StoredTensor, name: str, block: Sequence[int] | None
 ) -> None:
-    """Add a weight of 8-bit floats times scales. Raises ModelError for scales of a wrong shape."""
+    """Add a weight of 8-bit floats times scales. Raises ModelError for scales of a wrong shape.
+
+    block: rows and columns that share a scale, if config.json says so.
+    """
     scales = load(scale)
     scales = scales if scales.ndim >= 2 else scales.reshape(-1, 1) if scales.size > 1 else scales.reshape(1, 1)
     *stack, rows, columns = weight.shape if len(weight.shape) > 1 else (1, *weight.shape)
@@ -66,7 +70,7 @@ def add_scaled_weight(
     scales = np.broadcast_to(scales, (*stack, *scales.shape[-2:])).reshape(-1, *scales.shape[-2:])
 
     def read(first: int, last: int) -> np.ndarray:
-        numbers = decode(weight.rows(first, last), weight.dtype)
+        numbers = decode(weight.read_rows(first, last), weight.dtype)
         matrix, row = np.divmod(np.arange(first, last), rows)
         of_rows = scales[matrix, row // tall]
         return numbers * np.repeat(of_rows, wide, axis=1)[:, :columns]
@@ -77,9 +81,9 @@ def add_scaled_weight(
 def find_block_size(
     weight: StoredTensor, scale: StoredTensor, shape: Sequence[int], size: tuple[int, int], block: Sequence[int] | None
 ) -> tuple[int, int]:
-    """Return the number of rows and columns that share a scale.
+    """Return how many rows and columns share a scale.
 
-    Raises ModelError if the scales do not match the weight.
+    Raises ModelError if the scales do not fit the weight.
     """
     (rows, columns), (down, across) = size, shape[-2:]
     candidates = [(int(block[0]), int(block[1]))] if block else []
@@ -94,7 +98,7 @@ def find_block_size(
 
 
 def add_nvfp4_weight(tensors: TensorCollection, name: str) -> None:
-    """Add a weight of ModelOpt's NVFP4: 4-bit floats, an FP8 scale per 16 of them, and a global one."""
+    """Add a weight of ModelOpt's NVFP4: 4-bit floats, an FP8 scale per 16 of them, and a global scale."""
     weight = require_dtype(tensors.take(f"{name}.weight"), ["U8"])
     scale, second = tensors.take(f"{name}.weight_scale"), load(tensors.take(f"{name}.weight_scale_2"))
     add_float4_weight(tensors, f"{name}.weight", weight, scale, float(second.reshape(-1)[0]))
@@ -103,15 +107,18 @@ def add_nvfp4_weight(tensors: TensorCollection, name: str) -> None:
 def add_float4_weight(
     tensors: TensorCollection, name: str, weight: StoredTensor, scale: StoredTensor, factor: float
 ) -> None:
-    """Add a weight of 4-bit floats (E2M1), two in a byte, with scales along rows, times a factor."""
+    """Add a weight of 4-bit floats (E2M1), two per byte, with scales along rows and a global factor.
+
+    Raises ModelError for scales of a wrong shape.
+    """
     *outer, half = weight.shape
     groups, columns = scale.shape[-1], 2 * half
     if [*scale.shape[:-1]] != outer or groups == 0 or columns % groups:
         raise make_error(scale, f"the shape {list(scale.shape)} does not match the weight {[*outer, columns]}")
 
     def read(first: int, last: int) -> np.ndarray:
-        codes = unpack_nibbles(weight.rows(first, last))
-        scales = decode(scale.rows(first, last), "F8_E8M0" if scale.dtype == "U8" else scale.dtype)
+        codes = unpack_nibbles(weight.read_rows(first, last))
+        scales = decode(scale.read_rows(first, last), "F8_E8M0" if scale.dtype == "U8" else scale.dtype)
         return E2M1[codes] * np.repeat(scales * np.float32(factor), columns // groups, axis=1)
 
     tensors.put(name, weight, (*outer, columns), read)

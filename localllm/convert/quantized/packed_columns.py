@@ -1,6 +1,6 @@
-"""AWQ and GPTQ: integers packed in 32-bit words, in transposed matrices [inputs, outputs].
+"""Dequantize AWQ and GPTQ: integers packed in 32-bit words of transposed matrices [inputs, outputs].
 
-weight = (number - zero point) * scale, with a scale and a zero point for each group of inputs. AWQ packs 8 neighbouring
+weight = (code - zero point) * scale, with a scale and a zero point for each group of inputs. AWQ packs 8 neighbouring
 outputs in a word, in the order AWQ_ORDER; GPTQ packs inputs, and its first format stores zero points - 1. Sources:
 AutoAWQ's utils/packing_utils.py and GPTQModel's qlinear/__init__.py; vLLM documents the format, too.
 """
@@ -23,11 +23,11 @@ AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # index in a word of outputs 0, 
 
 
 def open_awq(tensors: TensorCollection, config: CheckpointConfig) -> TensorCollection:
-    """Dequantize AWQ's weights. Raises ModelError for a packing other than "gemm"."""
+    """Dequantize AWQ's weights. Raises ModelError for a width other than 4 bits or a packing other than "gemm"."""
     version = str(config.get("version") or "gemm").lower()
     if version != "gemm" or config.read_count("bits", 4) != 4:
         raise config.make_error(
-            f"AWQ of {config.get('bits', 4)} bits, version {version}, is not supported (4, gemm is)"
+            f"AWQ must have 4 bits and the version gemm (found {config.get('bits', 4)} bits, version {version})"
         )
     for name in tensors.list_modules(".qweight"):
         add_awq_weight(tensors, name)
@@ -35,7 +35,7 @@ def open_awq(tensors: TensorCollection, config: CheckpointConfig) -> TensorColle
 
 
 def add_awq_weight(tensors: TensorCollection, name: str) -> None:
-    """Add a weight of AWQ. Raises ModelError if its tensors are inconsistent."""
+    """Add a weight of AWQ. Raises ModelError if its tensors do not fit together."""
     packed = require_dtype(tensors.take(f"{name}.qweight"), ["I32"])
     scale, zero = tensors.take(f"{name}.scales"), require_dtype(tensors.take(f"{name}.qzeros"), ["I32"])
     scales, (inputs, words) = load(scale), packed.shape
@@ -54,7 +54,7 @@ def add_awq_weight(tensors: TensorCollection, name: str) -> None:
 
 
 def unpack_awq(words: np.ndarray) -> np.ndarray:
-    """Unpack AWQ's words, [rows, words], in the order of outputs, int32 [rows, 8 * words]."""
+    """Unpack AWQ's words [rows, words] in the order of outputs: int32 [rows, 8 * words]."""
     return unpack_words(words, 4).reshape(len(words), -1, 8)[:, :, AWQ_ORDER].reshape(len(words), -1)
 
 
@@ -62,7 +62,7 @@ def open_gptq(tensors: TensorCollection, config: CheckpointConfig) -> TensorColl
     """Dequantize GPTQ's weights, also with activation order (g_idx). Raises ModelError."""
     bits = config.read_count("bits", 4)
     if bits not in (2, 3, 4, 8):
-        raise config.make_error(f"GPTQ of {bits} bits is not supported (2, 3, 4 and 8 are)")
+        raise config.make_error(f"GPTQ must have 2, 3, 4 or 8 bits (found {bits})")
     is_second = str(config.get("checkpoint_format") or "gptq") == "gptq_v2"
     for name in tensors.list_modules(".qweight"):
         add_gptq_weight(tensors, name, bits, 0 if is_second else 1)
@@ -70,7 +70,7 @@ def open_gptq(tensors: TensorCollection, config: CheckpointConfig) -> TensorColl
 
 
 def add_gptq_weight(tensors: TensorCollection, name: str, bits: int, added: int) -> None:
-    """Add a weight of GPTQ. Raises ModelError if its tensors are inconsistent.
+    """Add a weight of GPTQ. Raises ModelError if its tensors do not fit together.
 
     added: constant to add to stored zero points.
     """
@@ -92,7 +92,10 @@ def add_gptq_weight(tensors: TensorCollection, name: str, bits: int, added: int)
 
 
 def compute_groups(packed: StoredTensor, order: StoredTensor | None, inputs: int, groups: int) -> np.ndarray:
-    """Return the group of each input, int [inputs]. Raises ModelError for groups out of range."""
+    """Return the group of each input, int [inputs]. Raises ModelError for a group out of range.
+
+    order: stored groups (g_idx); None for consecutive groups of equal size.
+    """
     if order is None:
         if inputs % groups:
             raise make_error(packed, f"{inputs} inputs are not divisible into {groups} groups")

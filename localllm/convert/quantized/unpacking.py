@@ -1,4 +1,4 @@
-"""Unpack the tensors of quantized checkpoints: 8-bit values, and values packed in words."""
+"""Unpack the tensors of quantized checkpoints: 8-bit floats, and integers packed in bytes or words."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ WORDS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "
 
 @frozen
 class DequantizedTensor:
-    """A float32 tensor that replaces a stored one and dequantizes its rows when they are read."""
+    """A float32 tensor in place of quantized ones, whose rows are dequantized when they are read."""
 
     name: str
     path: Path
@@ -27,19 +27,19 @@ class DequantizedTensor:
     read: ReadRows
     dtype: str = "F32"
 
-    def rows(self, first: int, last: int) -> np.ndarray:
-        """Read rows first to last - 1, uint8 [last - first, bytes of a row]. Raises ModelError."""
+    def read_rows(self, first: int, last: int) -> np.ndarray:
+        """Read rows first to last - 1 as bytes: uint8 [last - first, bytes per row]. Raises ModelError."""
         return np.ascontiguousarray(self.read(first, last), np.float32).view(np.uint8)
 
 
 class TensorCollection:
-    """A checkpoint's tensors by name, from which a quantization method takes its own."""
+    """The tensors of a checkpoint, in which a quantization method replaces its own by dequantized ones."""
 
     def __init__(self, stored: Mapping[str, StoredTensor]):
         self.remaining = dict[str, Any](stored)
 
     def list_modules(self, suffix: str) -> list[str]:
-        """Return the names of the modules that have a tensor with this suffix."""
+        """List the modules that have a tensor with this suffix."""
         return [name.removesuffix(suffix) for name in self.remaining if name.endswith(suffix)]
 
     def take(self, name: str) -> StoredTensor:
@@ -50,18 +50,18 @@ class TensorCollection:
         return self.remaining.pop(name)
 
     def take_optional(self, *names: str) -> StoredTensor | None:
-        """Remove the first of these tensors and return it, None if there is none."""
+        """Remove the first tensor that exists among these names and return it; None if none exists."""
         return next((self.remaining.pop(name) for name in names if name in self.remaining), None)
 
     def drop(self, *suffixes: str) -> None:
-        """Drop tensors that no weights depend on."""
+        """Remove all tensors with these suffixes, on which no weight depends."""
         for name in [name for name in self.remaining if name.endswith(suffixes)]:
             del self.remaining[name]
 
     def put(self, name: str, like: StoredTensor, shape: Sequence[int], read: ReadRows) -> None:
-        """Add a computed tensor.
+        """Add a tensor whose rows `read` computes.
 
-        like: one of the tensors that it is computed from.
+        like: a tensor that it is computed from, for its file.
         """
         self.remaining[name] = DequantizedTensor(name, like.path, tuple(shape), read)
 
@@ -71,14 +71,14 @@ def make_error(tensor: StoredTensor, problem: str) -> ModelError:
 
 
 def load(tensor: StoredTensor) -> np.ndarray:
-    """Read a whole small tensor: floats as float32, integers unchanged. Raises ModelError."""
+    """Read a whole small tensor, floats as float32, integers unchanged. Raises ModelError."""
     count = int(np.prod(tensor.shape[:-1]))
     if tensor.dtype not in BYTES:
-        raise make_error(tensor, f"type {printable(tensor.dtype)} is not supported")
+        raise make_error(tensor, f"the type must be one of {', '.join(BYTES)} (found {printable(tensor.dtype)})")
     if not tensor.shape:
-        data = StoredTensor(tensor.name, tensor.path, tensor.dtype, (1,), tensor.start).rows(0, 1)
+        data = StoredTensor(tensor.name, tensor.path, tensor.dtype, (1,), tensor.start).read_rows(0, 1)
         return decode(data, tensor.dtype).reshape(())
-    return decode(tensor.rows(0, count), tensor.dtype).reshape(tensor.shape)
+    return decode(tensor.read_rows(0, count), tensor.dtype).reshape(tensor.shape)
 
 
 def decode(data: np.ndarray, dtype: str) -> np.ndarray:
@@ -91,21 +91,22 @@ def decode(data: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def map_words(tensor: StoredTensor) -> np.ndarray:
-    """Map a tensor of integers whose columns are read, [rows, columns]."""
+    """Map a tensor of integers into memory, [rows, columns], so that columns can be read."""
     return np.memmap(tensor.path, WORDS[tensor.dtype], "r", tensor.start, tensor.shape)
 
 
 def require_dtype(tensor: StoredTensor, dtypes: Sequence[str]) -> StoredTensor:
-    """Return the tensor. Raises ModelError for an unexpected type."""
+    """Return the tensor. Raises ModelError unless its type is one of `dtypes`."""
     if tensor.dtype not in dtypes:
         raise make_error(tensor, f"expected the type {' or '.join(dtypes)}, found {printable(tensor.dtype)}")
     return tensor
 
 
 def tabulate_float8(exponent: int, mantissa: int, bias: int, is_ieee: bool) -> np.ndarray:
-    """Tabulate 8-bit floats with a sign and these numbers of exponent and mantissa bits, float32 [256].
+    """Tabulate all 8-bit floats with this format, float32 [256].
 
-    is_ieee: the topmost exponent is infinity and NaN; otherwise only all ones are NaN (OCP 8-bit Floating Point 1.0).
+    exponent, mantissa: their bits. is_ieee: the highest exponent is infinity and NaN; otherwise only all ones are NaN
+    (OCP 8-bit Floating Point 1.0).
     """
     code = np.arange(256)
     sign, power, fraction = code >> 7, code >> mantissa & (1 << exponent) - 1, code & (1 << mantissa) - 1
@@ -122,7 +123,7 @@ def tabulate_float8(exponent: int, mantissa: int, bias: int, is_ieee: bool) -> n
 
 
 def tabulate_exponents() -> np.ndarray:
-    """Tabulate powers of two by their 8-bit exponent (E8M0), float32 [256]."""
+    """Tabulate the powers of two of the format E8M0, float32 [256]."""
     powers = np.ldexp(np.float32(1), np.minimum(np.arange(256), 254) - 127)
     powers[255] = np.nan
     return powers
@@ -137,16 +138,16 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6],
 
 
 def unpack_words(words: np.ndarray, bits: int) -> np.ndarray:
-    """Split 32-bit words into values of `bits` bits, the lowest first, int32 [..., words * (32 // bits)]."""
+    """Split 32-bit words into codes of `bits` bits, the lowest first: int32 [..., words * (32 // bits)]."""
     shifts = np.arange(32 // bits, dtype=np.uint32) * bits
     parts = words.view(np.uint32)[..., None] >> shifts & np.uint32((1 << bits) - 1)
     return parts.reshape(*words.shape[:-1], -1).astype(np.int32)
 
 
 def unpack_stream(words: np.ndarray, bits: int) -> np.ndarray:
-    """Split a stream of bits in 32-bit words, [rows, words], into values of `bits` bits, int32 [rows, n].
+    """Split rows of 32-bit words, read as a stream of bits, into codes: int32 [rows, n].
 
-    A value may span two words, as with 3 bits.
+    A code may span two words, as with 3 bits.
     """
     bytes_ = np.ascontiguousarray(words).view(np.uint8).reshape(len(words), -1)
     bit_rows = np.unpackbits(bytes_, axis=1, bitorder="little")
@@ -155,6 +156,6 @@ def unpack_stream(words: np.ndarray, bits: int) -> np.ndarray:
 
 
 def unpack_nibbles(data: np.ndarray, high_first: bool = False) -> np.ndarray:
-    """Split bytes into 4-bit codes, uint8 [..., 2 * bytes]."""
+    """Split bytes into 4-bit codes: uint8 [..., 2 * bytes]."""
     low, high = data & 15, data >> 4
     return np.stack([high, low] if high_first else [low, high], axis=-1).reshape(*data.shape[:-1], -1)

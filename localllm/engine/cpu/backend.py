@@ -1,4 +1,4 @@
-"""The CPU backend, its program for image rows, and the rotation of cached keys."""
+"""Run models on the CPU: the backend, its program for image rows, and the rotation of cached keys."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class CpuBackend:
-    """A localllm.engine.backend.Backend that runs a model on the CPU."""
+    """A backend that runs a model on the CPU."""
 
     rotates_keys = True
 
@@ -38,9 +38,11 @@ class CpuBackend:
         encoding: Sequence[Operation] = (), rows: Callable[[bool], ImageRowOperations | None] | None = None,
         storage: "WeightStorage | None" = None, hooks: "Callable[[bool], HookedOperations] | None" = None,
     ):  # fmt: skip
-        """Compile the operations; encoding: an encoder's; rows, hooks: as in TracedModel; storage: as compile_program.
+        """Compile the operations. Raises ModelError, MemoryLimitError, LocalllmError.
 
-        Raises ModelError, MemoryLimitError, LocalllmError.
+        encoding: operations of an encoder. rows, hooks: as in TracedModel. storage: as in compile_program.
+
+        encoding: operations of an encoder. rows: as in TracedModel. storage: as for compile_program.
         """
         recurrent = [state for state in states if isinstance(state, RecurrentLayerState)]
         self._states = [state for state in states if not isinstance(state, RecurrentLayerState)]
@@ -74,7 +76,7 @@ class CpuBackend:
         return self._build_row_program(image.is_whole).run(span, precise)
 
     def _build_row_program(self, is_whole: bool) -> "ImageRowProgram":
-        """Return the program for image rows, which is built on first use."""
+        """Return the program for image rows, built on first use. Raises UnsupportedError without image input."""
         if is_whole not in self._row_programs:
             operations = self._rows(is_whole) if self._rows else None
             if operations is None:
@@ -107,16 +109,16 @@ class CpuBackend:
         self._programs[1].run(spans, precise)
 
     def replace_operations(self, operations: list[Operation]) -> None:
-        """Replace the operations, keeping the cache. Raises LocalllmError."""
+        """Compile other operations in place of the present ones, over the same cache. Raises LocalllmError."""
         threads, progress = self._options.thread_count, self._options.progress
         program = compile_program(operations, self._places, threads, progress, storage=self.storage)
         self._programs[0].close()
         self._programs[0], self._run = program, program.run
 
     def compile_second(self, operations: list[Operation], make_runner: RunnerFactory | None = None) -> CpuProgram:
-        """Compile a second program over the same cache, which `close` closes; make_runner: see compile_program.
+        """Compile a second program over the same cache, which `close` closes, too. Raises LocalllmError.
 
-        Raises LocalllmError.
+        make_runner: see compile_program.
         """
         places, options = self._places._replace(header=RunHeader()), self._options
         program = compile_program(operations, places, options.thread_count, options.progress, make_runner=make_runner)
@@ -124,7 +126,7 @@ class CpuBackend:
         return program
 
     def get_disk_statistics(self) -> dict[str, float]:
-        """See CpuProgram."""
+        """Return the statistics of CpuProgram.get_disk_statistics."""
         return self._programs[0].get_disk_statistics()
 
     def prepare_all(self) -> None:
@@ -142,13 +144,10 @@ class CpuBackend:
 
 
 class ImageRowProgram:
-    """A model's program that processes image rows instead of tokens."""
+    """A program of the model that takes image rows in place of tokens."""
 
     def __init__(self, operations: ImageRowOperations, places: StepMemory, options: EngineOptions):
-        """Compile the program over the model's memory, with a separate header.
-
-        Raises ModelError, LocalllmError.
-        """
+        """Compile the program over the model's cache, with a header of its own. Raises ModelError, LocalllmError."""
         self._operations = operations
         places = places._replace(header=RunHeader())
         self._program = compile_program(operations.operations, places, options.thread_count, options.progress)

@@ -1,4 +1,4 @@
-"""Select the kernel variants of a run's quantized matrix products, and load them before the run."""
+"""Select the kernel variants of a run's quantized products, and load them before the run."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -35,7 +35,7 @@ FIRST_RUNS = RunShape(32, 1, 32, 1, PRECISE_TOKENS), RunShape(1, 1, 1, 1, PRECIS
 
 
 class VariantProduct(NamedTuple):
-    """The properties of a matrix product that select its kernel variants."""
+    """What determines the kernel variants of a matrix product."""
 
     format: str
     few: int  # see `few_tokens`
@@ -45,7 +45,7 @@ class VariantProduct(NamedTuple):
     is_precise: bool  # whether activations keep 16 bits in every run
 
     def list_variants(self, run: RunShape) -> list[str]:
-        """List the kernels that a run needs."""
+        """Return the kernels that a run needs for this product."""
         of = self.rows.of if isinstance(self.rows, RoutedRows) else self.rows
         tokens, kernel_tokens = (run.tokens, run.kernel_tokens) if of is ALL else (run.wanted, run.kernel_wanted)
         most_precise = UNLIMITED if self.is_precise else run.most_precise
@@ -73,7 +73,7 @@ class VariantTable:
     def register(
         self, format: str, columns: int, rows: RowSet, most_tokens: int, is_precise: bool
     ) -> dict[str, object]:
-        """Register a matrix product, and return its kernel arguments that locate the variants."""
+        """Add a matrix product, and return the kernel arguments that locate its variants."""
         table = self._tables.setdefault(format, np.zeros(len(VARIANTS), np.int64))
         few, fast = get_max_few_tokens(format, columns), get_max_few_fast(format, columns)
         product = VariantProduct(format, few, fast, rows, most_tokens, is_precise)
@@ -81,11 +81,11 @@ class VariantTable:
         return {"variants": table, "few_tokens": few, "few_fast": fast}
 
     def list_names(self, run: RunShape) -> list[str]:
-        """List the kernels that a run needs."""
+        """Return the kernels that a run needs for all products."""
         return [*dict.fromkeys(name for product in self._products for name in product.list_variants(run))]
 
     def list_all_names(self) -> list[str]:
-        """List the kernels of all possible runs, those of the most common first runs first."""
+        """Return the kernels of all possible runs, those of the most common first runs first."""
         limits = {1, *self.limits, *(product.most for product in self._products)}
         numbers = sorted(limits | {limit + 1 for limit in limits})
         shapes = [(number, number, precise) for number in numbers for precise in (UNLIMITED, 1)] + [(2, 1, UNLIMITED)]
@@ -110,9 +110,9 @@ class VariantLoader:
     """
 
     def __init__(self, library: KernelLibrary, variants: VariantTable, progress: Progress | None):
-        """Set the library and a progress callback.
+        """Prepare to load variants from a library.
 
-        progress(done, total) is called while runs wait for variants, up to the first logits.
+        progress(done, total): called while runs wait for variants, up to the first logits.
         """
         self.library, self._variants, self._progress = library, variants, progress
         self._ready = set[RunShape]()

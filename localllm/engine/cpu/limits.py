@@ -47,9 +47,9 @@ class MemoryReader:
 
 
 def measure_read_bandwidth(threads: int) -> float:
-    """Measure bytes per second, the best of PASSES passes.
+    """Return the bytes read per second, the best of PASSES passes.
 
-    The buffer has at most a quarter of the available memory.
+    The buffer takes at most a quarter of the available memory.
     """
     size = min(BUFFER_BYTES, max(get_available_memory() // 4, MIN_BUFFER_BYTES) // 1024 * 1024)
     reader = MemoryReader(threads, size)
@@ -64,9 +64,9 @@ PEAK_PARTS = 4  # per thread
 
 
 def measure_peak_operations(threads: int) -> float | None:
-    """Measure multiplications plus additions per second, the best of PASSES passes.
+    """Return the multiplications plus additions per second, the best of PASSES passes.
 
-    Return None if the CPU has no instruction that multiplies bytes.
+    None if the CPU has no instruction that multiplies bytes.
     """
     if get_lane_name() == "portable":
         return None

@@ -1,4 +1,4 @@
-"""The CPU's steps for low-rank adapters: products that add their update, and narrow products.
+"""Fuse low-rank adapters into the CPU's matrix products.
 
 For each matrix an adapter has x A^T, a product with few rows, and adds its product with B to the matrix's product. The
 narrow products of an activation run together, before the first matrix that multiplies it. The update runs in the same
@@ -18,7 +18,7 @@ from localllm.kernels.cpu import FLOAT_FORMATS
 
 @operation
 class NarrowLinear(Linear):
-    """x A^T of a float matrix with few rows; many tokens are divided among the threads."""
+    """x A^T for a float matrix with few rows, where threads share the tokens if there are many."""
 
     VERB: ClassVar[str] = "narrow_linear"
 
@@ -33,7 +33,7 @@ class AdaptedLinear(Linear):
 
 
 def fuse_updates(operations: Sequence[Operation]) -> list[Operation]:
-    """Return the operations with updates fused into their products, and narrow products moved before these."""
+    """Fuse updates into their products, and move narrow products before these."""
     if not any(isinstance(each, AddLowRank) for each in operations):
         return list(operations)
     producers = {each.output: each for each in operations}
@@ -57,18 +57,18 @@ def fuse_updates(operations: Sequence[Operation]) -> list[Operation]:
 def order_operations(
     operations: Sequence[Operation], fused: dict[Operation, Operation], narrow: dict[Activation, list[Operation]]
 ) -> list[Operation]:
-    """Return the operations with fused ones in place of updates, and all narrow ones of an activation together."""
+    """Return the operations with fused ones in place of updates, and the narrow ones of an activation together."""
     moved, result = {each for some in narrow.values() for each in some}, list[Operation]()
     for each in operations:
         if each in moved:
-            result += [make_narrow(other) for other in narrow.pop(each.inputs[0], [])]
+            result += [convert_to_narrow(other) for other in narrow.pop(each.inputs[0], [])]
         elif isinstance(each, AddLowRank) or each not in fused:
             result.append(fused.get(each, each))
     return result
 
 
-def make_narrow(product: Operation) -> Operation:
-    """Return a product with a float matrix as a NarrowLinear; others as they are."""
+def convert_to_narrow(product: Operation) -> Operation:
+    """Return a product with a float matrix as a NarrowLinear, any other unchanged."""
     assert isinstance(product, Linear)
     if product.weight.tensor.format.name not in FLOAT_FORMATS:
         return product

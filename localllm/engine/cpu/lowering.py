@@ -1,13 +1,4 @@
-"""The CPU target: its choices, its graph pass, and the operations that it lowers itself.
-
-- Matrix products: with integer activations, with float32 activations, and per expert.
-- Attention: layers of the same shape share a plan of work units.
-- The selection of keys.
-
-On CPUs with AMX, products of many tokens run in BF16 tiles, whose kernels need further arguments. The other kernels
-then process only a few tokens, and their input buffers hold no more. In tiles, activations are one BF16 plane, with an
-error of 5.5e-6. Precise runs, keys and values, and products with float32 weights use two planes.
-"""
+"""Lower operations for the CPU: its target, its graph pass, and the operations that need their own steps."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
@@ -79,12 +70,12 @@ from localllm.quant.formats import LAYOUTS
 
 @frozen
 class CpuTarget:
-    """A localllm.engine.lower.steps.Target.
+    """The CPU as a target of lowering.
 
     Attributes:
-        in_tiles: whether attention, and products of more than a few tokens, use BF16 tiles.
+        uses_tiles: attention, and products of more than a few tokens, use BF16 tiles.
         variants: kernel variants of quantized products, which are loaded on demand.
-        keeps: whether later runs read the keys and values of a run; float weights then compute them in float32.
+        keeps_cache: later runs read the keys and values of a run; float weights then compute them in float32.
             Quantized weights always use 16-bit activations for them: MiniLM in Q8_0 loses 2.6e-4 of its vectors'
             cosine with these, 4.3e-4 without.
     """
@@ -112,8 +103,8 @@ class CpuTarget:
             raise UnsupportedError(f"tensor {weight.name}: format {name} is not supported")
         return weight.tensor.data
 
-    def layout_of(self, weight: Weight) -> tuple[str, int]:
-        """Return the file's layout: the CPU reads weights as they are in the file."""
+    def get_layout(self, weight: Weight) -> tuple[str, int]:
+        """Return the layout in the file, because the CPU reads weights as they are."""
         return weight.tensor.format.name, weight.tensor.format.row_bytes(weight.shape[-1])
 
     def build_scratch_arguments(self, size: int) -> dict[str, object]:
@@ -144,7 +135,7 @@ LINEAR_SIGNATURES |= {"linear_tiles_quantized": LINEAR_TILES_QUANTIZED, "linear_
 
 @frozen
 class QuantizedActivations:
-    """Integer activations, see localllm.kernels.cpu.matmul.quantize."""
+    """The buffers of integer activations, see localllm.kernels.cpu.matmul.quantize."""
 
     high: Buffer
     low: Buffer
@@ -162,7 +153,7 @@ class QuantizedActivations:
 
 @frozen
 class ProductCall:
-    """A call of a matrix product's kernel, with the buffers that it reads and its output y.
+    """A call of a matrix product's kernel, with the buffers that it reads, and its output y.
 
     scratch: bytes per thread.
     """
@@ -179,12 +170,12 @@ def uses_integers(weight: Weight) -> bool:
 
 
 def rounds_activations(operations: Sequence[Operation]) -> bool:
-    """Return whether some matrices are multiplied by 8-bit activations in long runs."""
+    """Return whether any matrix is multiplied by 8-bit activations in long runs."""
     return any(isinstance(operation, MatrixProduct) and uses_integers(operation.weight) for operation in operations)
 
 
 def select_halves_verb(weight: Weight) -> str | None:
-    """Return the verb that converts activations to the 16-bit format of a float matrix; None without one."""
+    """Return the verb that converts activations to the 16-bit format of a float matrix, or None."""
     kind = HALVES.get(weight.tensor.format.name)
     return None if kind is None or uses_integers(weight) or weight.shape[-1] % kind.multiple else kind.kernel
 
@@ -200,14 +191,14 @@ def lower_linear(steps: StepBuilder, operation: Linear, target: CpuTarget) -> No
 
 
 def lower_narrow_linear(steps: StepBuilder, operation: NarrowLinear, target: CpuTarget) -> None:
-    """Append the product with a matrix of few rows, in enough parts for all threads."""
+    """Append the product with a matrix of few rows, divided into enough parts for all threads."""
     product = build_product_call(steps, operation, target)
     arguments, parts = product.arguments | target.build_scratch_arguments(product.scratch), max(2 * target.threads, 4)
     steps.append(product.kernel, arguments, parts, product.reads, [product.y])
 
 
 def lower_adapted_linear(steps: StepBuilder, operation: AdaptedLinear, target: CpuTarget) -> None:
-    """Append the step of a matrix product and of its low-rank update."""
+    """Append one step for a matrix product and its low-rank update."""
     weight, bias, update = operation.weight, operation.bias, operation.update
     assert update is not None
     product = build_product_call(steps, operation, target)
@@ -230,14 +221,14 @@ def lower_adapted_linear(steps: StepBuilder, operation: AdaptedLinear, target: C
 
 
 def count_parts(nbytes: int, threads: int) -> int:
-    """Return the number of parts of a matrix of `nbytes`: equally many per thread if it is large enough."""
+    """Return how many parts a matrix of `nbytes` is divided into: equally many per thread if it is large enough."""
     if nbytes < MIN_PART_BYTES * threads:
         return max(nbytes // MIN_PART_BYTES, 1)
     return min(-(-nbytes // (PART_BYTES * threads)), 8) * threads
 
 
 def lower_expert_linear(steps: StepBuilder, operation: ExpertLinear, target: CpuTarget) -> None:
-    """Append the product with each expert's matrix, by the kernel for one matrix."""
+    """Append the product with each expert's matrix, by the kernel for a single matrix."""
     choice, weight = operation.choice, operation.weight
     experts, data, columns = steps.experts[choice.routed], weight.tensor.data, operation.inputs[0].columns
     product = build_product_call(steps, operation, target)
@@ -257,7 +248,7 @@ def lower_expert_linear(steps: StepBuilder, operation: ExpertLinear, target: Cpu
 
 
 def build_product_call(steps: StepBuilder, operation: MatrixProduct, target: CpuTarget) -> ProductCall:
-    """Return the kernel call of a matrix product; the caller adds the scratch memory to its arguments."""
+    """Build the kernel call of a matrix product; the caller adds scratch memory to its arguments."""
     x, weight, is_stored = operation.inputs[0], operation.weight, operation.is_stored
     y, format = steps.allocate(operation.output), weight.tensor.format
     arguments = {"count": steps.counts[x.rows], "weights": target.matrix(weight), "columns": x.columns}
@@ -299,7 +290,10 @@ def list_integer_arguments(
 def list_float_arguments(
     steps: StepBuilder, x: Activation, halves: Buffer | None, is_stored: bool
 ) -> dict[str, object]:
-    """Return the further arguments of a product of float weights; halves: x in 16 bits, for many tokens."""
+    """Return the further arguments of a product of float weights.
+
+    halves: x in 16 bits, for many tokens.
+    """
     source = steps.buffers[x]
     arguments = {"x": source, "x_stride": source.stride, "halves": halves or 0}
     arguments["halves_stride"] = halves.stride if halves else 0
@@ -311,7 +305,7 @@ def count_float_scratch(columns: int) -> int:
 
 
 def lower_quantize(steps: StepBuilder, operation: ActivationForm, target: CpuTarget) -> None:
-    """Append the conversion of x to integers; on CPUs with tiles only if there are few tokens."""
+    """Append the conversion of x to integers, on CPUs with tiles only for few tokens."""
     (x,) = operation.inputs
     source, scale = steps.buffers[x], x.columns // 16 * 4  # bytes per token
     sizes = (x.columns, x.columns, scale, scale, scale, scale, scale, scale // 2)
@@ -336,7 +330,7 @@ def lower_quantize(steps: StepBuilder, operation: ActivationForm, target: CpuTar
 
 
 def lower_halves(steps: StepBuilder, operation: ActivationForm, target: CpuTarget) -> None:
-    """Append the conversion of x to 16 bits; the kernel has the verb's name."""
+    """Append the conversion of x to 16 bits, by the kernel with the verb's name."""
     (x,) = operation.inputs
     kind, source = next(kind for kind in HALVES.values() if kind.kernel == operation.verb), steps.buffers[x]
     y = Buffer(steps.max_rows(x.rows), compute_row_bytes(-(-kind.count_bytes(x.columns) // 4)))
@@ -350,7 +344,7 @@ UNPACK = {"linear_quantized": "unpack_groups", "linear_float": "unpack_rows"}
 
 @frozen
 class ActivationPanels:
-    """Activations as panels of tokens, see localllm.kernels.cpu.amx.pack."""
+    """The buffer of activations as panels of tokens, see localllm.kernels.cpu.amx.pack."""
 
     buffer: Buffer
     slab_bytes: int
@@ -395,7 +389,7 @@ def lower_pack(steps: StepBuilder, operation: ActivationForm, target: CpuTarget)
 
 
 def select_few_count(steps: StepBuilder, rows: RowSet) -> np.ndarray:
-    """Return the number of rows, int64 [1], or 0 in runs whose products are in tiles, except for experts."""
+    """Return the number of rows, int64 [1]; 0 in runs whose products use tiles, except those of experts."""
     return steps.counts[rows] if isinstance(rows, RoutedRows) else select_count(steps.header.few_counts, rows)
 
 
@@ -412,7 +406,7 @@ def select_count(numbers: np.ndarray, rows: RowSet) -> np.ndarray:
 
 @frozen
 class AttentionPlan:
-    """The work of attention in a run, see localllm.kernels.cpu.attention.plan."""
+    """The work units of attention in a run, see localllm.kernels.cpu.attention.plan."""
 
     units: np.ndarray
     unit_count: np.ndarray
@@ -421,7 +415,7 @@ class AttentionPlan:
 
 
 def lower_attend(steps: StepBuilder, operation: Attend, target: CpuTarget) -> None:
-    """Append the steps that compute attention in units, and merge partial results over a context."""
+    """Append the steps that compute attention in units and merge the partial results of a context."""
     attention = operation.prepare(steps)
     state, sides, heads, arguments, reads, y = attention
     plan = plan_attention(steps, operation, state)
@@ -449,7 +443,7 @@ def lower_select_keys(steps: StepBuilder, operation: SelectKeys, target: CpuTarg
 
 
 def count_selection_scratch(heads: int, key_dim: int, context: int) -> int:
-    """Return the scratch bytes of a thread that selects keys (localllm.kernels.cpu.attention.select_keys)."""
+    """Return the scratch bytes per thread of key selection (localllm.kernels.cpu.attention.select_keys)."""
     return 4 * (heads + 1) * -(-key_dim // 16) * 16 + 8 * 256 + 4 * context
 
 
@@ -474,7 +468,7 @@ def plan_attention(steps: StepBuilder, operation: Attend, state: PagedState | La
 
 
 def count_attention_scratch(key_dim: int, value_dim: int) -> int:
-    """Return the scratch bytes of a thread that computes attention; the dimensions are padded."""
+    """Return the scratch bytes per thread of attention; dimensions are padded."""
     tiles = 2 * ATTEND_KEYS * max(key_dim, value_dim)
     return 4 * (ATTEND_ROWS * (key_dim + value_dim + ATTEND_KEYS + 32) + tiles)
 
@@ -501,13 +495,13 @@ VERBS: dict[str, Callable[..., None]] = {
 def create_target(threads: int, tokens: int = BATCH, keeps: bool = True) -> CpuTarget:
     """Create the target of this CPU, with BF16 tiles if it has AMX.
 
-    tokens: maximum number of tokens in a run; keeps: see CpuTarget.
+    tokens: maximum number of tokens in a run. keeps: see CpuTarget.keeps_cache.
     """
     return CpuTarget(threads, has_tiles(), VERBS, tokens=tokens, keeps_cache=keeps)
 
 
 def optimize_graph(operations: Sequence[Operation], target: CpuTarget) -> list[Operation]:
-    """Insert operations that convert activations for matrix products, once per activation and form.
+    """Insert the conversions of activations that matrix products need, once per activation and form.
 
     Forms are integers, halves (16 bits) and panels (BF16 tiles). Also set `is_stored` of the products whose outputs
     become keys and values.
@@ -540,7 +534,7 @@ def optimize_graph(operations: Sequence[Operation], target: CpuTarget) -> list[O
 
 
 def find_kv_producers(operations: Sequence[Operation]) -> set[Activation]:
-    """Find the activations that become keys and values, back to the last matrix product before them."""
+    """Return the activations that become keys and values, back to the last matrix product before them."""
     stored: set[Activation] = set()
     for operation in reversed(operations):
         if isinstance(operation, Attend | SelectKeys):

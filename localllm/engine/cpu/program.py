@@ -1,4 +1,4 @@
-"""A runnable CPU model: the header of a run, the tape, and the threads that execute it."""
+"""Run a compiled model on the CPU: the header of a run, the tape, and the threads that execute it."""
 
 import ctypes
 import os
@@ -37,13 +37,16 @@ KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 
 
 class WorkerGroup:
-    """The state that threads share.
+    """The state that worker threads share.
 
-    It has no reference to `Threads`, which can therefore be garbage-collected while threads sleep.
+    It has no reference to `TapeThreads`, which can therefore be garbage-collected while threads sleep.
     """
 
     def __init__(self, addresses: dict[str, int], tape: np.ndarray, keep: object):
-        """Allocate the shared job; tape: int64 [steps, len(STEP)]; keep: objects that must outlive the tape."""
+        """Allocate the shared job.
+
+        tape: int64 [steps, len(STEP)]. keep: objects that must outlive the tape.
+        """
         self.keep = keep, tape
         self.run, self.work = KERNEL(addresses["run"]), KERNEL(addresses["work"])
         self.cells, self.job = allocate_aligned(len(tape) * CACHE_LINE), allocate_aligned(JOB_WORDS * 8)
@@ -54,14 +57,14 @@ class WorkerGroup:
         self.process = os.getpid()
 
     def prepare_system_calls(self) -> None:
-        """Write the addresses of the system's waiting functions, mutexes and condition to the job."""
+        """Write the addresses of the system's waiting functions, mutexes and condition into the job."""
         self.job[JOB.offer : JOB.wake + 1] = get_waiting_functions()
         run, sleep, wake = (
             self.job.ctypes.data + 8 * place for place in (JOB.run_mutex, JOB.sleep_mutex, JOB.wake_condition)
         )
         init_waiting((run, sleep), wake)
 
-    def choose(self, first: int, end: int) -> None:
+    def select_steps(self, first: int, end: int) -> None:
         """Set the steps of the next runs. A late thread sees that its run is over, and executes no step."""
         tape = self.keep[1]
         self.job[JOB.tape], self.job[JOB.steps] = tape[first:].ctypes.data, end - first
@@ -75,8 +78,8 @@ class WorkerGroup:
     def _work(self, thread: int) -> None:
         self.work(self.job.ctypes.data, thread, 0, 0)
 
-    def end(self) -> None:
-        """Tell the threads to end after the current run, without waiting; does nothing in a forked process.
+    def stop(self) -> None:
+        """Make the threads end after the current run, without waiting; do nothing in a forked process.
 
         A finalizer that waited could hold a lock of `threading` that they need to end.
         """
@@ -90,14 +93,14 @@ class WorkerGroup:
 
 
 class TapeThreads:
-    """Runs a tape on several threads (see localllm.kernels.cpu.tape_runner for the rules).
+    """Threads that run a tape (see localllm.kernels.cpu.tape_runner for the rules).
 
-    The threads end with `close`, with the last reference, or when Python ends, whichever comes first.
+    They end with `close`, with the last reference, or when Python ends, whichever comes first.
     """
 
     def __init__(self, count: int, addresses: dict[str, int], tape: np.ndarray, keep: object = None):
         self._workers = WorkerGroup(addresses, tape, keep)
-        self._end = weakref.finalize(self, self._workers.end)
+        self._end = weakref.finalize(self, self._workers.stop)
         self._workers.start(count)
 
     def close(self) -> None:
@@ -116,12 +119,12 @@ class TapeThreads:
 
         Only a single caller may use it, and must run the other steps later.
         """
-        self._workers.choose(first, end)
+        self._workers.select_steps(first, end)
         self.run()
 
 
 def allocate_aligned(size: int) -> np.ndarray:
-    """Allocate int64 zeros, `size` bytes, aligned to a cache line."""
+    """Allocate `size` bytes of zeros, int64, aligned to a cache line."""
     memory = np.zeros((size + CACHE_LINE) // 8, np.int64)
     start = -memory.ctypes.data % CACHE_LINE // 8
     return memory[start : start + size // 8]
@@ -161,11 +164,11 @@ class StreamingRunner:
                 release_pages(some)
 
     def get_statistics(self) -> dict[str, float]:
-        """Return nothing: the system reads the weights."""
+        """Return nothing, because the system reads the weights."""
         return {}
 
     def close(self) -> None:
-        """Do nothing; a WeightStream ends its threads here."""
+        """Do nothing, because there are no reader threads to end as in a WeightStream."""
 
 
 class RunCache(KVCache):
@@ -181,7 +184,7 @@ class RunCache(KVCache):
         super().__init__(states, pages * PAGE, kv_type, (1,))
 
     def _reserve(self, size: int) -> ReservedMemory:
-        """Reserve memory that is usable as a whole: runs do not announce their pages."""
+        """Reserve memory that is usable as a whole, because runs do not announce their pages."""
         return ReservedMemory(size, is_context=True)
 
     def _lay_out(self, states: Sequence[State]) -> tuple[dict[State, tuple[HeadStreams, HeadStreams]], int]:
@@ -206,7 +209,10 @@ class CpuProgram:
         memory: Sequence[ReservedMemory] = (),
         streaming: "TapeRunner | None" = None, kernel_limits: Sequence[int] = (), tables: RowPrefetch | None = None,
     ):  # fmt: skip
-        """Set what runs need; memory: memory of a run's buffers; streaming: runs the tape in slices, or None."""
+        """Set what runs need.
+
+        memory: the memory of a run's buffers. streaming: runs the tape in slices, or None.
+        """
         self._tables = tables
         self.kernel_limits = kernel_limits
         self._memory, self._walk, self._streaming = memory, (streaming or threads).run, streaming
@@ -226,20 +232,20 @@ class CpuProgram:
         return self._compute(logits)
 
     def read(self, texts: Sequence[TextSpan], pages: np.ndarray, precise: bool) -> np.ndarray:
-        """Process whole inputs; return a row for each: float32 [inputs, width].
+        """Process whole inputs; return a row for each, float32 [inputs, width].
 
-        pages, precise: see RunHeader.fill_texts. Raises the errors of `run`.
+        pages, precise: see RunHeader.describe_texts. Raises the errors of `run`.
         """
         rows = np.empty((len(texts), self._vocab_size), np.float32)
         self._header.describe_texts(texts, pages, rows, precise)
         return self._compute(rows)
 
     def compute_rows(self, count: int, pages: np.ndarray, windows: np.ndarray | None = None) -> np.ndarray:
-        """Compute a row for each of `count` tokens with bidirectional attention: float32 [count, width].
+        """Compute a row for each of `count` tokens with bidirectional attention, float32 [count, width].
 
         The program must begin with external rows and return a row for each of them. With more than PRECISE_TOKENS,
-        activations keep 8 bits. pages: see RunHeader.fill_texts; windows: see RunHeader.fill_windows. Raises the errors
-        of `run`.
+        activations keep 8 bits. pages: see RunHeader.describe_texts. windows: see RunHeader.describe_windows. Raises
+        the errors of `run`.
         """
         rows = np.empty((count, self._vocab_size), np.float32)
         self._header.describe_texts([TextSpan(np.zeros(count, np.int64), count)], pages, rows, False)
@@ -264,7 +270,7 @@ class CpuProgram:
         return {} if self._streaming is None else self._streaming.get_statistics()
 
     def give_back(self) -> None:
-        """Return the run's memory to the system until the next run. Raises MemoryLimitError."""
+        """Return the memory of buffers to the system until the next run. Raises MemoryLimitError."""
         for region in self._memory:
             region.give_back(0, len(region.bytes))
 
@@ -283,11 +289,11 @@ def compile_program(
     exported: Crossing | None = None, keeps: bool = True, make_runner: RunnerFactory | None = None,
     storage: "WeightStorage | None" = None,
 ) -> CpuProgram:  # fmt: skip
-    """Compile recorded operations; the last one computes the logits, unless activations are exported.
+    """Compile recorded operations, of which the last computes the logits unless activations are exported.
 
-    exported: see `lower_operations`; keeps: see CpuTarget; make_runner: makes what runs the tape in slices, such as
-    StreamingRunner; storage: the memory for weights, if they are larger than it; progress(done, total) is called while
-    a caller waits for kernels, in this call or in the first run. Raises ModelError, MemoryLimitError, LocalllmError.
+    exported: see `lower_operations`. keeps: see CpuTarget.keeps_cache. make_runner: makes what runs the tape in slices,
+    such as StreamingRunner. storage: of weights that are larger than memory. progress(done, total): called while a
+    caller waits for kernels, in this call or in the first run. Raises ModelError, MemoryLimitError, LocalllmError.
     """
     target = create_target(threads, len(places.header.ids), keeps)
     tape = Tape(lower_operations(optimize_graph(operations, target), target, places, exported=exported).all)
@@ -307,7 +313,7 @@ def compile_program(
 
 
 def find_kernel_limits(operations: Sequence[Operation], target: CpuTarget) -> list[int]:
-    """Return the token counts above which some matrix product of a model uses other kernels, ascending."""
+    """Return the ascending token counts above which some matrix product of a model uses other kernels."""
     weights = [operation.weight for operation in operations if isinstance(operation, MatrixProduct)]
     limits = {PRECISE_TOKENS, *target.variants.limits}
     if not all(uses_integers(weight) for weight in weights):

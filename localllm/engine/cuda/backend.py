@@ -1,4 +1,4 @@
-"""The CUDA backend: a GPU, and the CPU for the first layers if the GPU lacks memory for all."""
+"""Run models on a GPU, with the first layers on the CPU if the GPU lacks memory for all."""
 
 from collections.abc import Mapping, Sequence
 
@@ -26,7 +26,7 @@ from localllm.kernels.table import PAGE
 
 
 class CudaBackend:
-    """A localllm.engine.backend.Backend that runs a model on a GPU."""
+    """A backend that runs a model on a GPU."""
 
     rotates_keys, kernel_limits = False, ()
 
@@ -34,9 +34,10 @@ class CudaBackend:
         self, card: Gpu, operations: list[Operation], states: Sequence[State], context: int, options: EngineOptions,
         on_cpu: int = 0, spare: int = 0,
     ):  # fmt: skip
-        """Upload the model; on_cpu: number of first layers that the CPU computes.
+        """Upload the model. Raises MemoryLimitError, UnsupportedError.
 
-        spare: bytes of GPU memory that are free for a second context. Raises MemoryLimitError, UnsupportedError.
+        on_cpu: number of first layers that the CPU computes. spare: bytes of GPU memory that are free for a second
+        context.
         """
         self._card, self.warning, kv_type = card, None, options.kv_cache_type
         self._cpu_program: CpuProgram | None = None
@@ -78,7 +79,7 @@ class CudaBackend:
         return self._program.run(spans, precise)
 
     def encode(self, spans: Sequence[SequenceSpan], precise: bool) -> None:
-        """Raise: encoders run on the CPU (localllm.engine.backend)."""
+        """Fail, because encoders run on the CPU (localllm.engine.backend)."""
         raise AssertionError
 
     def prepare_all(self) -> None:
@@ -101,13 +102,13 @@ class CudaEmbeddingRunner:
     """A model on a GPU that computes one vector per input.
 
     Attributes:
-        name, warning: the GPU's, see Card.
+        name, warning: those of the GPU, see Gpu.
     """
 
     def __init__(self, operations: list[Operation], states: Sequence[State], context: int, options: EngineOptions):
-        """Upload the model; context: maximum number of tokens in an input.
+        """Upload the model. Raises NoGpuError, MemoryLimitError, UnsupportedError.
 
-        Raises NoGpuError, MemoryLimitError, UnsupportedError.
+        context: maximum number of tokens in an input.
         """
         self._card = card = devices.open_card(int(options.backend.partition(":")[2] or 0))
         try:

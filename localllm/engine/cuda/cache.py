@@ -1,4 +1,4 @@
-"""The KV cache and recurrent states in GPU memory: laid out as on the CPU, but allocated at once."""
+"""Keep the KV cache and recurrent states in GPU memory, laid out as on the CPU but allocated at once."""
 
 from collections.abc import Iterable, Sequence
 
@@ -18,7 +18,7 @@ class GpuBlock:
     """A block of GPU memory.
 
     Attributes:
-        address: address of the first byte.
+        address: of its first byte.
     """
 
     def __init__(self, card: Gpu, size: int):
@@ -27,7 +27,10 @@ class GpuBlock:
 
 class CudaCache(KVCache):
     def __init__(self, card: Gpu, states: Sequence[State], context: int, kv_type: KVType, spare: int):
-        """Allocate the cache; spare: bytes that a second context may use. Raises MemoryLimitError, ModelError."""
+        """Allocate the cache. Raises MemoryLimitError, ModelError.
+
+        spare: bytes that a second context may use.
+        """
         self._card = card
         has_room = sum(compute_state_bytes(state, context, kv_type) for state in states) <= spare
         super().__init__(states, context, kv_type, CONTEXT_COUNTS if has_room else CONTEXT_COUNTS[-1:])
@@ -55,7 +58,10 @@ class CudaCache(KVCache):
             start += size
 
     def _list_chunks(self, pages: np.ndarray, local: bool) -> Iterable[tuple[int, int]]:
-        """Yield addresses and sizes of pages, stream by stream; local: of layers with a window, or the others."""
+        """Yield address and size of pages, stream by stream.
+
+        local: those of layers with a window, otherwise of all others.
+        """
         windowed = set(self._list_streams(local=True))
         for side in self._list_streams():
             if (side in windowed) == local:
@@ -73,7 +79,7 @@ class CudaCache(KVCache):
 
 
 class GpuStates:
-    """The states of all layers, freed with the last reference."""
+    """The recurrent states of all layers in GPU memory, freed with the last reference."""
 
     def __init__(self, card: Gpu, size: int):
         self._card, self.address = card, card.allocate(size)
@@ -84,7 +90,7 @@ class GpuStates:
 
 
 class GpuStateLayout(StateLayout):
-    """A StateLayout on a GPU."""
+    """The layout of recurrent states in GPU memory."""
 
     def __init__(self, card: Gpu, states: Sequence[RecurrentLayerState]):
         super().__init__(states)

@@ -1,7 +1,7 @@
-"""The API of a GPU: memory, kernels, graphs.
+"""Define the Gpu protocol (memory, kernels, graphs), and implement it with NVIDIA's packages.
 
-CudaGpu implements it with NVIDIA's packages, which are imported only if there is a driver: the driver allocates
-memory, cuda.core launches kernels and graphs, and cuBLAS multiplies on tensor cores. Tests use Numba's simulator.
+CudaGpu imports them only if there is a driver: the driver allocates memory, cuda.core launches kernels and graphs, and
+cuBLAS multiplies on tensor cores. Tests use Numba's simulator.
 """
 
 import ctypes
@@ -73,17 +73,17 @@ class Gpu(Protocol):
     def use(self) -> None: ...
 
     def allocate(self, size: int) -> int:
-        """Allocate memory at a multiple of 256 bytes. Raises MemoryLimitError."""
+        """Allocate memory at a multiple of 256 bytes and return its address. Raises MemoryLimitError."""
         ...
 
     def free(self, address: int) -> None:
-        """Free memory; does nothing if the GPU has been closed."""
+        """Free memory, unless the GPU has been closed."""
         ...
 
     def release(self, address: int) -> None:
         """Queue memory to be freed before the next allocation.
 
-        It calls no driver, so that finalizers may call it anywhere.
+        This calls no driver, so that finalizers may call it anywhere.
         """
         ...
 
@@ -101,9 +101,9 @@ class Gpu(Protocol):
     def upload_chunks(
         self, chunks: Iterable[np.ndarray], work: Callable[[int, np.ndarray], Work | None], place: int
     ) -> None:
-        """Upload chunks of at most CHUNK bytes, uint8.
+        """Upload chunks of at most MAX_CHUNK_BYTES, uint8.
 
-        work(address, chunk) returns the work that processes an uploaded chunk; if None, the chunk is stored at `place`,
+        work(address, chunk): returns the work that processes an uploaded chunk, or None to store the chunk at `place`,
         after the previous one.
         """
         ...
@@ -119,7 +119,7 @@ class Gpu(Protocol):
         ...
 
     def record(self, works: Sequence[Work]) -> Callable[[], None]:
-        """Record work as a graph that can be launched repeatedly."""
+        """Record work as a graph; return a function that launches it, any number of times."""
         ...
 
     def launch(self, works: Sequence[Work]) -> None: ...
@@ -128,7 +128,7 @@ class Gpu(Protocol):
         """Wait until all work is done. Raises LocalllmError if a call has failed."""
         ...
 
-    def free_bytes(self) -> int: ...
+    def get_free_bytes(self) -> int: ...
 
     def close(self) -> None: ...
 
@@ -138,13 +138,13 @@ MIN_CAPABILITY = (7, 5)  # the first compute capability whose tensor cores suppo
 
 
 class NoGpuError(LocalllmError):
-    """Raised when there is no usable GPU."""
+    """There is no usable GPU; the message says why."""
 
 
 def open_card(number: int) -> "CudaGpu":
-    """Open a GPU by its index. Raises NoGpuError with one line that says what is missing."""
+    """Open a GPU by its index. Raises NoGpuError if it or its software is missing."""
     if not has_driver():
-        raise NoGpuError("no NVIDIA driver found")
+        raise NoGpuError("no NVIDIA driver found: install it, or use --device cpu")
     try:
         from cuda.bindings import driver
         from cuda.core import Device
@@ -174,7 +174,7 @@ def check_call(driver: ModuleType, result: tuple[Any, ...]) -> Any:
     """Return the first result of a driver call after its status. Raises LocalllmError, MemoryLimitError."""
     status, *values = result
     if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
-        raise MemoryLimitError("not enough GPU memory")
+        raise MemoryLimitError("not enough GPU memory: use fewer --gpu-layers, or a shorter context")
     if status != driver.CUresult.CUDA_SUCCESS:
         raise LocalllmError(f"the GPU failed: {status.name}")
     return values[0] if values else None
@@ -209,14 +209,14 @@ OPERATIONS_PER_CYCLE = {
 
 
 def compute_limits(properties: "DeviceProperties", capability: tuple[int, ...]) -> tuple[float, float]:
-    """Return memory bytes per second and tensor core operations per second; 0 for unknown capabilities."""
+    """Return memory bytes per second and tensor core operations per second; 0 for an unknown capability."""
     bandwidth = 2 * 1e3 * properties.memory_clock_rate * properties.global_memory_bus_width / 8
     cycles = 1e3 * properties.clock_rate * properties.multiprocessor_count
     return bandwidth, cycles * OPERATIONS_PER_CYCLE.get((capability[0], capability[1]), 0)
 
 
 class CudaGpu:
-    """A GPU that implements localllm.engine.cuda.card.Card.
+    """The Gpu protocol on an NVIDIA device.
 
     All threads may call it: each call makes the device current in its thread.
 
@@ -291,7 +291,7 @@ class CudaGpu:
     def upload_chunks(
         self, chunks: Iterable[np.ndarray], work: Callable[[int, np.ndarray], Work | None], place: int
     ) -> None:
-        """Upload chunks through pinned memory, see Card.feed.
+        """Upload chunks through pinned memory, see Gpu.upload_chunks.
 
         While one chunk is transferred, the next is read from the file and the previous one is processed.
         """
@@ -315,7 +315,7 @@ class CudaGpu:
         for address in room:
             self.free(address)
 
-    def free_bytes(self) -> int:
+    def get_free_bytes(self) -> int:
         self._free_released()
         status, free, _ = self._driver.cuMemGetInfo()
         check_call(self._driver, (status,))
@@ -351,7 +351,7 @@ class CudaGpu:
             self._start(self._stream, work)
 
     def _start(self, stream: "Stream | GraphBuilder", work: Work) -> None:
-        """Enqueue work on a stream, or on a graph being recorded."""
+        """Enqueue work on a stream, or add it to a graph that is being recorded."""
         from cuda.core import LaunchConfig, launch
 
         if isinstance(work, CublasProduct):
@@ -362,7 +362,7 @@ class CudaGpu:
         launch(stream, config, self._kernels[work.kernel], *(np.int64(value) for value in work.arguments))
 
     def _multiply(self, stream: "Stream | GraphBuilder", work: CublasProduct) -> None:
-        """Compute c = b a^T, row-major; for cuBLAS, which is column-major, c = a^T b."""
+        """Compute c = b a^T, row-major; for cuBLAS, which is column-major, that is c = a^T b."""
         names = self._cublas
         _, handle = stream.__cuda_stream__()
         names.set_stream(self._handle, int(handle))
@@ -381,7 +381,7 @@ class CudaGpu:
         self._stream.sync()
 
     def close(self) -> None:
-        """Free everything as far as possible.
+        """Free all memory.
 
         A failed GPU refuses calls, but its failure was already reported.
         """

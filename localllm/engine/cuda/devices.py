@@ -1,4 +1,4 @@
-"""Open the GPU, decide how many layers fit it, and split the operations between it and the CPU."""
+"""Open the GPU, decide how many layers fit, and split the operations between GPU and CPU."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ MARGIN = 400 << 20
 
 
 class GpuSizes(NamedTuple):
-    """A model's memory on the GPU, in bytes."""
+    """The memory that a model needs on the GPU, in bytes."""
 
     layers: list[int]  # weights and cache of each layer
     rest: int  # embedding and output matrices, buffers
@@ -33,7 +33,7 @@ class GpuSizes(NamedTuple):
 def compute_sizes(
     tensors: Mapping[str, Tensor], states: Sequence[State], layers: int, context: int, kv_type: KVType, buffers: int
 ) -> GpuSizes:
-    """Compute the bytes of each layer, with a cache for `context` tokens."""
+    """Return the bytes of each layer, with a cache for `context` tokens, and of everything else."""
     by_layer, other_bytes = [0] * layers, buffers
     for name, tensor in tensors.items():
         layer, size = LAYER.match(name), compute_gpu_bytes(tensor)
@@ -47,7 +47,7 @@ def compute_sizes(
 
 
 def add_adapters(sizes: GpuSizes, adapters: Iterable[Adapter]) -> GpuSizes:
-    """Add the matrices of adapters to the bytes of their layers."""
+    """Return the sizes with the matrices of adapters added to their layers."""
     by_layer, other_bytes = [*sizes.layers], sizes.rest
     for name, low_rank in (pair for adapter in adapters for pair in adapter.low_ranks.items()):
         layer = LAYER.match(name)
@@ -60,7 +60,7 @@ def add_adapters(sizes: GpuSizes, adapters: Iterable[Adapter]) -> GpuSizes:
 
 
 def compute_gpu_bytes(tensor: Tensor) -> int:
-    """Compute a tensor's bytes on the GPU: more than in the file if its format has no GPU kernels."""
+    """Return the bytes of a tensor on the GPU, more than in the file if its format has no GPU kernels."""
     return compute_matrix_bytes(tensor.format.name, tensor.shape)
 
 
@@ -69,7 +69,7 @@ def compute_matrix_bytes(format_name: str, shape: tuple[int, ...]) -> int:
 
 
 def compute_state_bytes(state: State, context: int, kv_type: KVType) -> int:
-    """Compute the bytes of a layer's state: of all tokens (even with a window), or of all snapshots."""
+    """Return the bytes of a layer's state: of all tokens, even with a window, or of all snapshots."""
     if isinstance(state, RecurrentLayerState):
         return (MAX_SNAPSHOTS + 3) * state.count_bytes(
             context, kv_type
@@ -84,7 +84,7 @@ def compute_spare(needed_sizes: GpuSizes, count: int, free: int) -> int:
 
 
 def count_fitting_layers(needed_sizes: GpuSizes, free: int) -> int:
-    """Return how many of the last layers fit, beside the memory that is not of layers; 0 for none."""
+    """Return how many of the last layers fit next to everything that belongs to no layer."""
     room, count = free - MARGIN - needed_sizes.rest, 0
     for size in reversed(needed_sizes.layers):
         room -= size
@@ -116,30 +116,36 @@ class SplitOperations(NamedTuple):
 
 
 def split_at_layer(operations: list[Operation], layer: int) -> SplitOperations:
-    """Cut before a layer, where the fewest columns cross.
+    """Cut the operations before a layer, where the fewest columns cross.
 
     Raises UnsupportedError if the layers cannot be separated.
     """
     layers = [find_layer(operation) for operation in operations]
     first = next((i for i, number in enumerate(layers) if number is not None and number >= layer), len(operations))
     last = max((i for i, number in enumerate(layers) if number is not None and number < layer), default=-1)
-    cuts = [(crossing, at) for at in range(last + 1, first + 1) if can_cross(crossing := find_live(operations, at))]
+    cuts = [
+        (crossing, at)
+        for at in range(last + 1, first + 1)
+        if can_cross(crossing := find_live_activations(operations, at))
+    ]
     if not cuts:
-        raise UnsupportedError(f"the model cannot be split before layer {layer}")
+        raise UnsupportedError(
+            f"the model cannot be split between GPU and CPU before layer {layer}: use -ngl all or -ngl 0"
+        )
     crossing, at = min(cuts, key=lambda candidate: (sum(x.columns for x in candidate[0]), candidate[1]))
     return SplitOperations(operations[:at], operations[at:], crossing)
 
 
 def find_layer(operation: Operation) -> int | None:
-    """Return the layer of an operation's weight or state; None if it has neither."""
+    """Return the layer of an operation's weight or state, None if it has neither."""
     if isinstance(operation, StateOperation):
         return operation.state.layer
     match = LAYER.match(operation.weight.name) if isinstance(operation, MatrixOperation) else None
     return int(match[1]) if match else None
 
 
-def find_live(operations: list[Operation], at: int) -> list[Activation]:
-    """List the activations that operations before index `at` compute and later ones read."""
+def find_live_activations(operations: list[Operation], at: int) -> list[Activation]:
+    """Return the activations that operations before index `at` compute and later ones read."""
     outputs = dict.fromkeys(operation.output for operation in operations[:at])
     inputs = {x for operation in operations[at:] for x in operation.inputs}
     return [x for x in outputs if x in inputs]
@@ -162,11 +168,10 @@ def place_layers(
     options: EngineOptions, file: GGUFFile, states: Sequence[State], layers: int, context: int,
     buffers: Callable[[Sequence[State], KVType], int],
 ) -> GpuPlacement:  # fmt: skip
-    """Open the GPU that the options name, and decide how many layers it gets.
+    """Open the GPU that the options name, and decide how many layers it computes.
 
-    These are the layers that are requested and fit. buffers(states, kv_type): bytes that a GPU needs in addition to
-    weights and cache. With the device auto there may be no GPU; `warning` then says why. Raises NoGpuError,
-    MemoryLimitError, UnsupportedError.
+    buffers(states, kv_type): returns the bytes that a GPU needs besides weights and cache. With the device auto there
+    may be no GPU; `warning` then says why. Raises NoGpuError, MemoryLimitError, UnsupportedError.
     """
     device, requested, kv_type = options.backend, options.gpu_layers, options.kv_cache_type
     automatic = device == "auto"
@@ -181,11 +186,11 @@ def place_layers(
     try:
         if missing := set(kv_type).difference(ON_GPU):
             raise UnsupportedError(
-                f"no KV cache of type {min(missing)} on GPUs: use {', '.join(ON_GPU)}, or --device cpu"
+                f"the KV cache on a GPU must have the type {', '.join(ON_GPU)} (found {min(missing)}): use --device cpu"
             )
         sizes = compute_sizes(file.tensors, states, layers, context, kv_type, buffers(states, kv_type))
         needed_sizes = add_adapters(sizes, require_opened(options.lora))
-        free = card.free_bytes()
+        free = card.get_free_bytes()
         count = select_layer_count(card.name, needed_sizes, requested, free)
         return GpuPlacement(card, count, compute_spare(needed_sizes, count, free))
     except (MemoryLimitError, UnsupportedError) as error:
@@ -196,14 +201,17 @@ def place_layers(
 
 
 def select_layer_count(card: str, needed_sizes: GpuSizes, requested: int | str, free: int) -> int:
-    """Return how many layers a GPU gets; requested: a count, "all" or "auto"; free: bytes.
+    """Return how many layers a GPU computes.
 
-    Raises MemoryLimitError if the GPU's memory does not suffice for the requested count, or for a single layer.
+    requested: a count, "all" or "auto". free: bytes. Raises MemoryLimitError if the memory does not suffice for the
+    requested count, or for a single layer.
     """
     count = len(needed_sizes.layers) if requested == "all" else requested
     if isinstance(count, int):
         require_memory(needed_sizes, min(count, len(needed_sizes.layers)), free)
         return min(count, len(needed_sizes.layers))
     if not (count := count_fitting_layers(needed_sizes, free)):
-        raise MemoryLimitError(f"{card} has {free / 1e9:.1f} GB free, too little for one layer of this model")
+        raise MemoryLimitError(
+            f"{card} has {free / 1e9:.1f} GB free, too little for one layer of this model: use --device cpu"
+        )
     return count

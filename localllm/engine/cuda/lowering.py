@@ -1,4 +1,4 @@
-"""The CUDA target, which converts operations to GPU work.
+"""Lower operations for the GPU: its target, and the conversion of operations to GPU work.
 
 A program is lowered for a maximum number of tokens, a power of two: grids are fixed, so that the whole program can be
 recorded as one graph and replayed without Python between its kernels. For up to FEW_TOKENS, kernels multiply packed
@@ -40,7 +40,7 @@ from localllm.kernels.cuda.matmul.planes import FLOAT_FORMATS
 
 @frozen
 class CudaTarget:
-    """A localllm.engine.lower.steps.Target for at most `tokens` tokens and `wanted_rows` logits."""
+    """The GPU as a target of lowering, for at most `tokens` tokens and `wanted_rows` logits."""
 
     tokens: int
     wanted_rows: int
@@ -55,21 +55,21 @@ class CudaTarget:
 
     @property
     def depth(self) -> int:
-        """Depth of a tensor core product: 16, or 8 with compute capability 7.5."""
+        """The depth of a tensor core product: 16, or 8 with compute capability 7.5."""
         return 16 if self.weights.capability >= (8, 0) else 8
 
     def matrix(self, weight: Weight) -> int:
         return self.weights.get_address(weight)
 
-    def layout_of(self, weight: Weight) -> tuple[str, int]:
+    def get_layout(self, weight: Weight) -> tuple[str, int]:
         return GpuWeights.get_format(weight), GpuWeights.row_bytes(weight)
 
     def build_scratch_arguments(self, size: int) -> dict[str, object]:
-        """Return no arguments, because CUDA kernels allocate their scratch memory themselves."""
+        """Return zeros, because CUDA kernels allocate their scratch memory themselves."""
         return {"scratch": 0, "scratch_bytes": 0}
 
     def divide_rows(self, rows: int, count: np.ndarray) -> tuple[int, np.ndarray | None]:
-        """Return one part per row: only the GPU knows the actual number of rows."""
+        """Return one part per row, because only the GPU knows the actual number of rows."""
         return rows, None
 
     def parts(self, wanted: int, rows: int) -> int:
@@ -94,7 +94,7 @@ class BufferSlice(NamedTuple):
 
 
 class QuantizedPlanes(NamedTuple):
-    """Activations as integer codes of 2 bytes, with a scale per 32 and a sum per 16 of them."""
+    """Activations as 2-byte integer codes, with a scale per 32 and a sum per 16 of them."""
 
     codes: Buffer
     scales: Buffer
@@ -102,7 +102,7 @@ class QuantizedPlanes(NamedTuple):
 
 
 class HalfActivations(NamedTuple):
-    """Activations in float16, with a float32 scale per row."""
+    """Activations as float16, with a float32 scale per row."""
 
     halves: Buffer
     scales: Buffer
@@ -123,7 +123,10 @@ class ProductFactor(NamedTuple):
 
 
 def select_form(operation: MatrixProduct, rows: int) -> str | None:
-    """Return the verb that converts a product's float32 input, or None; rows: maximum rows of the input."""
+    """Return the verb that converts a product's float32 input, or None.
+
+    rows: maximum number of rows of the input.
+    """
     kind = GpuWeights.get_format(operation.weight)
     if isinstance(operation, ExpertLinear) or rows <= FEW_TOKENS:
         return None if kind in FLOAT_FORMATS else "quantize_planes"
@@ -135,9 +138,9 @@ def lower_linear(steps: StepBuilder, operation: Linear, target: CudaTarget) -> N
     bias = operation.bias
     steps.allocate(operation.output)
     if steps.max_rows(operation.inputs[0].rows) <= FEW_TOKENS:
-        multiply_few(steps, operation, target, DENSE_ARGUMENTS, [])
+        append_packed_product(steps, operation, target, DENSE_ARGUMENTS, [])
     else:
-        multiply_many(steps, operation, target)
+        append_unpacked_product(steps, operation, target)
     if bias is not None:
         steps.add_vector(operation.output, bias)
 
@@ -152,19 +155,19 @@ def lower_expert_linear(steps: StepBuilder, operation: ExpertLinear, target: Cud
         "experts": weight.shape[0],
     }
     of_experts["expert_bytes"] = weight.shape[1] * GpuWeights.row_bytes(weight)
-    multiply_few(steps, operation, target, of_experts, [experts.active])
+    append_packed_product(steps, operation, target, of_experts, [experts.active])
     operation.add_bias(steps)
 
 
 def lower_route(steps: StepBuilder, operation: Route, target: CudaTarget) -> None:
-    """Append the steps of routing. Raises UnsupportedError for more than MOST_EXPERTS experts."""
+    """Append the steps of routing. Raises UnsupportedError for more than MAX_EXPERTS experts."""
     experts = operation.routing.experts
     if experts > MAX_EXPERTS:
-        raise UnsupportedError(f"{experts} experts are too many for a GPU; the limit is {MAX_EXPERTS}")
+        raise UnsupportedError(f"a GPU supports at most {MAX_EXPERTS} experts (found {experts}): use --device cpu")
     operation.lower(steps, target)
 
 
-def multiply_few(
+def append_packed_product(
     steps: StepBuilder, operation: MatrixProduct, target: CudaTarget, of_experts: dict[str, object], reads: list[Buffer]
 ) -> None:
     """Append the step that multiplies by packed weights."""
@@ -185,7 +188,7 @@ def multiply_few(
         steps.append(f"linear_planes-{kernel}", arguments | of_experts, most_rows, [*integers, *reads], [y])
 
 
-def multiply_many(steps: StepBuilder, operation: MatrixProduct, target: CudaTarget) -> None:
+def append_unpacked_product(steps: StepBuilder, operation: MatrixProduct, target: CudaTarget) -> None:
     x, weight, y = operation.inputs[0], operation.weight, steps.buffers[operation.output]
     kind, width, rows = GpuWeights.get_format(weight), GpuWeights.row_bytes(weight), weight.shape[0]
     if kind == "F32":
@@ -197,11 +200,11 @@ def multiply_many(steps: StepBuilder, operation: MatrixProduct, target: CudaTarg
             matrix = ProductFactor(target.matrix(weight), width // 2)
             append_product(steps, "bf16", matrix, ProductFactor(part, part.stride // 2), x, y, rows, adds=part is low)
     else:
-        multiply_halves(steps, operation, target, kind)
+        append_half_product(steps, operation, target, kind)
 
 
-def multiply_halves(steps: StepBuilder, operation: MatrixProduct, target: CudaTarget, kind: str) -> None:
-    """Append the steps that multiply in float16; weights are unpacked some rows at a time."""
+def append_half_product(steps: StepBuilder, operation: MatrixProduct, target: CudaTarget, kind: str) -> None:
+    """Append the steps that multiply in float16, unpacking some rows of the weights at a time."""
     x, weight, y = operation.inputs[0], operation.weight, steps.buffers[operation.output]
     halves, scales = steps.find_form(operation, HalfActivations)
     rows, columns = weight.shape
@@ -219,8 +222,8 @@ def multiply_halves(steps: StepBuilder, operation: MatrixProduct, target: CudaTa
 
 
 def append_unpacking(steps: StepBuilder, weight: Weight, target: CudaTarget, first: int, count: int) -> Buffer:
-    """Append the step that unpacks some rows of a matrix to float16; return their buffer."""
-    columns, (kind, row_bytes) = weight.shape[-1], target.layout_of(weight)
+    """Append the step that unpacks some rows of a matrix to float16, and return their buffer."""
+    columns, (kind, row_bytes) = weight.shape[-1], target.get_layout(weight)
     y = Buffer(count, 2 * columns)
     arguments = {"weights": target.matrix(weight), "row_bytes": row_bytes, "columns": columns}
     steps.append(f"unpack-{kind}", arguments | {"first": first, "rows": count, "y": y}, count, [], [y])
@@ -271,7 +274,7 @@ def lower_halve(steps: StepBuilder, operation: ActivationForm, target: CudaTarge
 
 
 def lower_split_bf16(steps: StepBuilder, operation: ActivationForm, target: CudaTarget) -> None:
-    """Append the step that converts x to the sum of two BF16 values."""
+    """Append the step that converts x to sums of two BF16 values."""
     (x,) = operation.inputs
     most_rows, source = steps.max_rows(x.rows), steps.buffers[x]
     high, low = steps.forms[operation.output] = SplitBF16(*(Buffer(most_rows, source.stride // 2) for _ in range(2)))
@@ -290,7 +293,7 @@ MAX_HEADS, MAX_REGISTER_VALUES = 8, 128  # maximum query heads of a bundle, and 
 
 @frozen
 class FewTokenAttention:
-    """The division of attend_few's work (localllm.kernels.cuda.attention) for heads of these dimensions."""
+    """How attend_few's work (localllm.kernels.cuda.attention) is divided for heads of these dimensions."""
 
     key_dim: int
     value_dim: int
@@ -334,16 +337,16 @@ def lower_attend(steps: StepBuilder, operation: Attend, target: CudaTarget) -> N
 
 
 def uses_float32_attention(attention: AttentionArguments, target: CudaTarget) -> bool:
-    """Return whether attention is computed in float32 instead of on tensor cores.
+    """Return whether attention uses float32 and not tensor cores.
 
-    This is so for few tokens, a float32 cache, and very long heads.
+    That is so for few tokens, a float32 cache, and very long heads.
     """
     state, is_exact = attention.state, any(side.kind == "f32" for side in attention.sides)
     return target.tokens <= FEW_IN_FLOAT32 or is_exact or max(state.key_dim, state.value_dim) > MAX_HEAD_DIM
 
 
 def append_attend_few(steps: StepBuilder, attention: AttentionArguments, target: CudaTarget) -> None:
-    """Append the steps that compute attention token by token, each context divided into parts."""
+    """Append the steps of attention token by token, with each context divided into parts."""
     state, sides, heads, arguments, reads, y = attention
     header = steps.header
     few = FewTokenAttention(state.key_dim, state.value_dim, heads // state.kv_heads)
@@ -370,7 +373,7 @@ def lower_select_keys(steps: StepBuilder, operation: SelectKeys, target: CudaTar
 
 
 def append_attend_many(steps: StepBuilder, attention: AttentionArguments, target: CudaTarget) -> None:
-    """Append the step that computes attention for all tokens of a sequence together, on tensor cores."""
+    """Append the step of attention for all tokens of a sequence together, on tensor cores."""
     state, sides, _, arguments, reads, y = attention
     kinds = "-".join(side.kind.upper() for side in sides)
     kernel = f"attend_many-{kinds}-{state.key_dim}-{state.value_dim}-{target.depth}"
@@ -415,7 +418,7 @@ def find_quantizing_step(earlier_steps: list[KernelStep], step: KernelStep) -> i
 
 
 def fuse_norms(steps: list[KernelStep]) -> list[KernelStep]:
-    """Fuse sums with norms, and norms with RoPE."""
+    """Fuse sums with the norms after them, and norms with the RoPE after them."""
     result: list[KernelStep] = []
     for step in steps:
         place = find_fusible_step(result, step)
@@ -426,7 +429,7 @@ def fuse_norms(steps: list[KernelStep]) -> list[KernelStep]:
 
 
 def find_fusible_step(earlier_steps: list[KernelStep], step: KernelStep) -> int | None:
-    """Return the index of the earlier step that `step` can be fused with; None if there is none."""
+    """Return the index of the earlier step that can be fused into `step`, or None."""
     x = step.arguments.get("x")
     if not isinstance(x, Buffer):
         return None
@@ -477,7 +480,7 @@ def lower_to_gpu(
 ) -> list[KernelStep]:
     """Lower operations to the steps of a program.
 
-    size: maximum counts of tokens and of requested logits; crossing: see `imported` of `lower_operations`.
+    size: maximum counts of tokens and of requested logits. crossing: `imported` of `lower_operations`.
     """
     target = CudaTarget(*size, weights, VERBS)
 
@@ -496,7 +499,10 @@ def list_kernels(steps: Sequence[KernelStep]) -> set[str]:
 
 
 def convert_step(step: KernelStep, place: Callable[[np.ndarray], int], memory: int) -> Work:
-    """Convert a step to GPU work; place(array): its GPU address; memory: address of the buffers."""
+    """Convert a step to GPU work.
+
+    place: returns the GPU address of an array. memory: address of the buffers.
+    """
     values = {name: encode_argument(value, place, memory) for name, value in step.arguments.items()}
     if step.kernel == "product":
         del values["kind"], values["adds"]

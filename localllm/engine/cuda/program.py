@@ -1,4 +1,4 @@
-"""A runnable GPU model: a program for each size (a power of two of tokens), built on demand."""
+"""Run models on the GPU, with one program per size (a power of two of tokens), built on demand."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -27,7 +27,7 @@ MAX_SEQUENCES = 64  # maximum number of sequences in a run; the header holds a p
 
 
 class PinnedHeader(RunHeader):
-    """A header in pinned host memory that one kernel copies to the GPU, with the sequences' page tables.
+    """A header in pinned host memory, which one kernel copies to the GPU with the sequences' page tables.
 
     Attributes:
         words: the whole header, int64.  base: its GPU address.
@@ -49,7 +49,7 @@ class PinnedHeader(RunHeader):
         return self.words[self._used - size : self._used].reshape(shape)
 
     def find_offset(self, array: np.ndarray) -> int | None:
-        """Return the byte offset of an array that belongs to the header; None for others."""
+        """Return the byte offset of an array that belongs to the header, None for any other."""
         offset = array.ctypes.data - self.words.ctypes.data
         return offset if 0 <= offset < self.words.nbytes else None
 
@@ -71,7 +71,7 @@ class PinnedHeader(RunHeader):
 
 
 def count_header_words(tokens: int) -> int:
-    """Return the number of int64 words that a header allocates."""
+    """Return how many int64 words a header allocates."""
     arrays = list[np.ndarray]()
 
     def allocate(shape: tuple[int, ...]) -> np.ndarray:
@@ -83,7 +83,7 @@ def count_header_words(tokens: int) -> int:
 
 
 class BufferArena:
-    """GPU memory for the buffers of runs. Programs share it, because only one runs at a time."""
+    """The GPU memory of buffers, which programs share because only one runs at a time."""
 
     def __init__(self, card: Gpu):
         self._card, self._address, self._size = card, 0, -1
@@ -96,9 +96,9 @@ class BufferArena:
 
 
 class GpuContext(NamedTuple):
-    """State shared by programs of all sizes.
+    """What programs of all sizes share.
 
-    taken: activations that the CPU computes, see `lower_operations`.
+    imported: activations that the CPU computes, see `lower_operations`.
     """
 
     card: Gpu
@@ -112,10 +112,13 @@ class GpuContext(NamedTuple):
 
 
 class SizedProgram:
-    """A model for up to `size` tokens."""
+    """A model on the GPU for up to `size` tokens and logits."""
 
     def __init__(self, model: GpuContext, size: tuple[int, int], progress: Progress | None):
-        """Lower and record the program; size: maximum counts of tokens and of requested logits."""
+        """Lower and record the program.
+
+        size: maximum counts of tokens and of requested logits.
+        """
         card = self._card = model.card
         self.header = PinnedHeader(card, size[0], -(-model.context // PAGE))
         self._constants: dict[int, tuple[int, np.ndarray]] = {}
@@ -132,7 +135,7 @@ class SizedProgram:
         self._replay: Callable[[], None] = card.record([first, *works])
 
     def _place(self, array: np.ndarray) -> int:
-        """Return an array's GPU address; arrays outside of the header are uploaded once."""
+        """Return the GPU address of an array, which is uploaded once unless it belongs to the header."""
         if array is self.header.flaws:
             return int(self._flaws.ctypes.data)
         offset = self.header.find_offset(array)
@@ -146,7 +149,7 @@ class SizedProgram:
         return self._constants[id(array)][0]
 
     def run(self, fill: Callable[[PinnedHeader], None]) -> None:
-        """Run the program; `fill` writes the header. Raises ModelError for NaN or infinite logits."""
+        """Run the program on what `fill` writes into the header. Raises ModelError for NaN or infinite logits."""
         self._flaws[0] = 0
         fill(self.header)
         self._replay()
@@ -156,13 +159,16 @@ class SizedProgram:
 
 
 class CudaProgram:
-    """A model for a GPU."""
+    """A model on the GPU, for runs of any size."""
 
     def __init__(
         self, card: Gpu, operations: list[Operation], cache: KVCache, layout: StateLayout | None, context: int,
         options: EngineOptions, crossing: Crossing,
     ):  # fmt: skip
-        """Upload the matrices; crossing: activations that the CPU computes (`imported` of `lower_operations`)."""
+        """Upload the matrices.
+
+        crossing: activations that the CPU computes (`imported` of `lower_operations`).
+        """
         matrices = [operation.weight for operation in operations if isinstance(operation, MatrixOperation)]
         weights = GpuWeights(card, matrices, options.on_upload)
         for weight in matrices:
@@ -183,7 +189,10 @@ class CudaProgram:
         return self._run(tokens, len(texts), lambda header, rows: header.describe_texts(texts, pages, rows, False))
 
     def _run(self, tokens: int, wanted: int, fill: Callable[[PinnedHeader, np.ndarray], None]) -> np.ndarray:
-        """Compute float32 [wanted, vocab]; fill(header, output) describes the run."""
+        """Return the output, float32 [wanted, vocab].
+
+        fill(header, output): describes the run in the header.
+        """
         self._card.use()
         if wanted > len(self._logits):
             size = 4 * round_program_size(wanted) * self._vocab_size
@@ -195,7 +204,7 @@ class CudaProgram:
         return logits.copy()
 
     def _get_program(self, tokens: int, wanted: int) -> SizedProgram:
-        """Return the program of this size; it is built on first use, without a progress display."""
+        """Return the program of this size, built on first use."""
         size = tokens, wanted
         if size not in self._programs:
             self._programs[size] = SizedProgram(self._model, size, None)
@@ -203,10 +212,7 @@ class CudaProgram:
 
 
 def compute_buffer_bytes(operations: list[Operation], states: Sequence[State], kv_type: KVType) -> int:
-    """Compute the bytes that a GPU needs in addition to weights and cache.
-
-    These are buffers for BATCH tokens and for uploads.
-    """
+    """Return the bytes that a GPU needs besides weights and cache: buffers for BATCH tokens and for uploads."""
     paged = [state for state in states if not isinstance(state, RecurrentLayerState)]
     recurrent = [state for state in states if isinstance(state, RecurrentLayerState)]
     cache, layout = KVCache(paged, PAGE, kv_type, (1,)), StateLayout(recurrent) if recurrent else None
@@ -216,7 +222,7 @@ def compute_buffer_bytes(operations: list[Operation], states: Sequence[State], k
 
 
 class UnplacedWeights(GpuWeights):
-    """Replaces uploaded matrices where only the sizes of buffers are computed."""
+    """A stand-in for uploaded matrices, where only the sizes of buffers are computed."""
 
     capability = 8, 0
 
@@ -228,5 +234,5 @@ class UnplacedWeights(GpuWeights):
 
 
 def round_program_size(tokens: int) -> int:
-    """Round a token count up to a power of two. Only runs of inputs have more than BATCH tokens."""
+    """Round a token count up to a power of two. Only runs of whole inputs have more than BATCH tokens."""
     return 1 << (tokens - 1).bit_length()

@@ -1,4 +1,4 @@
-"""A model's matrices in GPU memory, in the layout of localllm.kernels.cuda.matmul.planes."""
+"""Upload a model's matrices to GPU memory, in the layout of localllm.kernels.cuda.matmul.planes."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -17,14 +17,17 @@ Key = tuple[str, int, tuple[int, ...]]
 
 
 class GpuWeights:
-    """Matrices in GPU memory, uploaded once and used by all programs.
+    """Matrices in GPU memory, uploaded once and used by the programs of all sizes.
 
     Attributes:
-        unpacked: replacement of each format that has no GPU kernels.  capability: the GPU's compute capability.
+        unpacked: the replacement of each format that has no GPU kernels.  capability: the GPU's compute capability.
     """
 
     def __init__(self, card: Gpu, matrices: Iterable[Weight], on_upload: Progress | None):
-        """Prepare the upload of `matrices`; on_upload is called with the bytes uploaded so far."""
+        """Prepare to upload `matrices` on first use.
+
+        on_upload: called with the bytes uploaded so far and the total.
+        """
         self.capability = card.capability
         self._card, self._on_upload, self._done = card, on_upload or (lambda done, total: None), 0
         self._size = sum(size for size in {create_key(weight): weight.tensor.nbytes for weight in matrices}.values())
@@ -75,7 +78,7 @@ class GpuWeights:
         self._card.upload_chunks(self._report_progress(iterate_chunks(tensor, kind)), take_apart, place)
 
     def _upload_rows(self, tensor: Tensor, kind: str, place: int) -> None:
-        """Upload float values, in rows padded to 16 bytes."""
+        """Upload floats in rows padded to 16 bytes."""
         width = compute_row_bytes(kind, tensor.shape[-1])
 
         def padded(chunk: np.ndarray) -> np.ndarray:
@@ -99,7 +102,7 @@ def create_key(weight: Weight) -> Key:
 
 
 def iterate_chunks(tensor: Tensor, kind: str) -> Iterator[np.ndarray]:
-    """Yield a tensor's rows in format `kind`, in chunks: uint8, at most CHUNK bytes with row padding."""
+    """Yield a tensor's rows in the format `kind`, uint8, in chunks of at most MAX_CHUNK_BYTES with row padding."""
     columns = tensor.shape[-1]
     rows = tensor.data.reshape(-1, tensor.data.shape[-1])
     step = max(MAX_CHUNK_BYTES // max(compute_row_bytes(kind, columns), BY_NAME[kind].row_bytes(columns)), 1)

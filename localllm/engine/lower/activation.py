@@ -1,4 +1,4 @@
-"""Activations: the inputs and outputs of operations, and the tokens of a run that they have rows for."""
+"""Define activations, the inputs and outputs of operations, and the tokens of a run that they have rows for."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,7 +8,7 @@ from localllm.arch.verbs import Routing
 
 @dataclass(frozen=True, eq=False)
 class RowSet:
-    """The tokens of a run for which an activation has rows: all, or only those with requested logits."""
+    """The tokens of a run for which an activation has rows: all, or those with requested logits."""
 
     name: str
 
@@ -26,7 +26,7 @@ class RoutedRows(RowSet):
 
 @dataclass(frozen=True, eq=False)
 class Activation:
-    """A value of the graph, float32 [rows, columns]. Lowering allocates its memory."""
+    """A value of the graph, float32 [rows, columns], whose memory lowering allocates."""
 
     rows: RowSet
     columns: int

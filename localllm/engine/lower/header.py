@@ -1,4 +1,4 @@
-"""The header of a run: the arguments of kernels that change from run to run."""
+"""Write the header of a run: the arguments of kernels that change from run to run."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ MIN_TEXT_KERNEL_TOKENS = MIN_ALL_TILES if has_tiles() else 1
 
 
 class SequenceSpan(NamedTuple):
-    """One sequence's tokens in a run."""
+    """The tokens of one sequence in a run."""
 
     store: Any  # the sequence's state
     position: int  # position of the first token
@@ -33,7 +33,7 @@ class SequenceSpan(NamedTuple):
     hook: Any = None  # the LayerHook of the sequence (localllm.engine.hooks), or None
 
     def expand_scales(self) -> np.ndarray:
-        """Return the adapters' scales for each token, float32 [len(ids), MAX_ADAPTERS]."""
+        """Return the scales of adapters for each token, float32 [len(ids), MAX_ADAPTERS]."""
         if self.adapter_scales is None:
             return np.zeros((len(self.ids), MAX_ADAPTERS), np.float32)
         return self.adapter_scales
@@ -51,10 +51,13 @@ def allocate_int64(shape: tuple[int, ...]) -> np.ndarray:
 
 
 class RunHeader:
-    """Arguments of kernels that change from run to run: int64 arrays at fixed addresses."""
+    """The arguments of kernels that change from run to run: int64 arrays at fixed addresses."""
 
     def __init__(self, tokens: int = BATCH, zeros: Callable[[tuple[int, ...]], np.ndarray] = allocate_int64):
-        """Allocate the arrays for runs of at most `tokens` tokens; zeros: allocates one array."""
+        """Allocate the arrays for runs of at most `tokens` tokens.
+
+        zeros: allocates one array.
+        """
         # The counts of tokens, requested logits and sequences; the maximum number of tokens that keep 16-bit
         # activations; the address of the logits, and whether one of them is NaN or infinite.
         self.numbers = zeros((6,))
@@ -71,7 +74,10 @@ class RunHeader:
         self.windows, self.window_count = allocate_int64((tokens, len(SEQUENCE))), allocate_int64((1,))
 
     def fill(self, spans: Sequence[SequenceSpan], precise: bool, logits: np.ndarray) -> None:
-        """Describe a run; logits: the output, float32 [wanted, vocab]."""
+        """Describe a run over sequences.
+
+        logits: the output, float32 [wanted, vocab].
+        """
         first = wanted = most_tokens = most_wanted = 0  # the last two select kernels
         for number, span in enumerate(spans):
             count = len(span.ids)
@@ -94,9 +100,9 @@ class RunHeader:
             self._select_kernels(max(most_tokens, first), wanted)
 
     def describe_texts(self, texts: Sequence[TextSpan], pages: np.ndarray, rows: np.ndarray, precise: bool) -> None:
-        """Describe a run that processes whole inputs.
+        """Describe a run over whole inputs.
 
-        pages: pages of the cache, int64; rows: the output, float32 [inputs, width]; precise: activations keep 16 bits,
+        pages: of the cache, int64. rows: the output, float32 [inputs, width]. precise: activations keep 16 bits,
         however many tokens there are.
         """
         counts, number = np.array([len(text.ids) for text in texts]), len(texts)

@@ -1,7 +1,4 @@
-"""The state of lowering, the Target protocol, and writes to the cache.
-
-The state consists of steps, activation buffers and row counts.
-"""
+"""Build the steps of a target: their state, the Target protocol, and writes to the cache."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -22,7 +19,10 @@ T = TypeVar("T")
 
 
 class StepMemory(NamedTuple):
-    """The memory that steps use besides activations; layout: layout of recurrent states, or None."""
+    """The memory that steps use besides activations.
+
+    layout: of recurrent states, or None.
+    """
 
     cache: KVCache
     layout: StateLayout | None
@@ -73,10 +73,10 @@ class Target(Protocol):
     def verbs(self) -> Mapping[str, Callable[..., None]]: ...
 
     def matrix(self, weight: Weight) -> np.ndarray | int:
-        """Return the kernel argument for a matrix. Raises UnsupportedError for a format without kernels."""
+        """Return the kernel argument that locates a matrix. Raises UnsupportedError for a format without kernels."""
         ...
 
-    def layout_of(self, weight: Weight) -> tuple[str, int]:
+    def get_layout(self, weight: Weight) -> tuple[str, int]:
         """Return the format of a matrix on this target, and its row stride in bytes."""
         ...
 
@@ -89,12 +89,12 @@ class Target(Protocol):
         ...
 
     def parts(self, wanted: int, rows: int) -> int:
-        """Return the number of parts of a step that is not divided by rows: `wanted` if possible."""
+        """Return the number of parts of a step that is not divided by rows, `wanted` if possible."""
         ...
 
 
 class StepBuilder:
-    """Builds the steps of one target on virtual buffers. Appended steps do not change.
+    """Builds the steps of a target on virtual buffers; steps do not change once they are appended.
 
     Attributes:
         all: the steps.  buffers: by activation.
@@ -116,19 +116,19 @@ class StepBuilder:
         self._memo: dict[Hashable, Any] = {}
 
     def memoize(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return make(), called only once per key, for results that layers share."""
+        """Return the result of make(), which is called only once per key, for results that layers share."""
         if key not in self._memo:
             self._memo[key] = make()
         return self._memo[key]
 
     def find_form(self, operation: GraphNode, kind: type[T]) -> T:
-        """Return the form of this type among an operation's inputs."""
+        """Return the converted form of this type among an operation's inputs."""
         return next(form for x in operation.inputs if isinstance(form := self.forms.get(x), kind))
 
     # ---- memory ----
 
     def max_rows(self, rows: RowSet) -> int:
-        """Return the number of rows to allocate."""
+        """Return how many rows to allocate."""
         if isinstance(rows, RoutedRows):
             return self.compute_max_routed_rows(rows.routing)
         return self.target.wanted_rows if rows is WANTED else self.target.buffer_rows
@@ -139,12 +139,12 @@ class StepBuilder:
         return pairs + min(routing.matrices, pairs) * (self.target.expert_rows - 1)
 
     def allocate(self, x: Activation) -> Buffer:
-        """Allocate an activation: float32 [rows, columns padded to 16]."""
+        """Allocate the buffer of an activation, float32 [rows, columns padded to 16]."""
         self.buffers[x] = Buffer(self.max_rows(x.rows), compute_row_bytes(x.columns))
         return self.buffers[x]
 
     def allocate_or_reuse(self, operation: GraphNode) -> Buffer:
-        """Return a buffer for an operation's output: its first input's if this is its last use, or a new one."""
+        """Return a buffer for an operation's output: that of its first input if this is its last use, or a new one."""
         x = operation.inputs[0]
         is_last = self.last_uses[x] is operation
         y = self.buffers[operation.output] = self.buffers[x] if is_last else self.allocate(operation.output)
@@ -158,7 +158,7 @@ class StepBuilder:
     ) -> None:  # fmt: skip
         """Append a step.
 
-        parts: maximum number of parts of its work; count: int64 [1], limits the parts in a run.
+        parts: maximum number of parts of its work. count: int64 [1], limits the parts in a run.
         """
         self.all.append(KernelStep(kernel, arguments, parts, count, reads, writes))
 
@@ -200,17 +200,17 @@ class StepBuilder:
         """Append a step that adds a vector to every row of an activation, in place."""
         y = self.buffers[x]
         self.append_row_step(
-            "add", x.rows, {"x": y, "z": pad_vector(vector), "z_stride": 0} | output_arguments(x, y), [y], [y]
+            "add", x.rows, {"x": y, "z": pad_vector(vector), "z_stride": 0} | build_output_arguments(x, y), [y], [y]
         )
 
 
-def output_arguments(x: Activation, y: Buffer) -> dict[str, object]:
+def build_output_arguments(x: Activation, y: Buffer) -> dict[str, object]:
     """Return the kernel arguments of an output y that is as wide as x."""
     return {"y": y, "stride": y.stride, "columns": x.columns}
 
 
 def pad_vector(numbers: np.ndarray) -> np.ndarray:
-    """Pad a vector for kernels (`pad_columns`)."""
+    """Pad a vector to the length that kernels read (see pad_columns)."""
     return pad_columns(numbers)
 
 
@@ -225,7 +225,7 @@ def append_cache_writes(steps: StepBuilder, new: Sequence[Activation], state: Pa
 
 
 def locate_cache(cache: KVCache, sides: tuple[HeadStreams, HeadStreams]) -> dict[str, object]:
-    """Return the kernel arguments that locate keys and values."""
+    """Return the kernel arguments that locate keys and values in the cache."""
     keys, values = sides
     where: dict[str, object] = {"key_bytes": keys.token_bytes, "value_bytes": values.token_bytes}
     where |= {"keys": cache.get_address(keys), "key_head_stride": cache.get_head_stride(keys)}
@@ -246,14 +246,16 @@ def append_hadamard(
 ) -> Buffer:
     """Append the step that multiplies x by Hadamard matrices of size `block`; return its output.
 
-    If block is 1, return x itself. source: the buffer of x, by default the one in `steps`. target: the output, which
-    may be the source.
+    With a block of 1, returns x itself. source: the buffer of x, by default the one in `steps`. target: the output,
+    which may be the source.
     """
     source = source or steps.buffers[x]
     if block == 1:
         return source
     y = target or Buffer(steps.target.buffer_rows, source.stride)
-    steps.append_row_step("hadamard", x.rows, {"x": source, "block": block} | output_arguments(x, y), [source], [y])
+    steps.append_row_step(
+        "hadamard", x.rows, {"x": source, "block": block} | build_output_arguments(x, y), [source], [y]
+    )
     return y
 
 

@@ -1,9 +1,6 @@
-"""The tape: a model as a flat list of kernel calls, with its memory planned.
+"""Turn steps into a tape, a flat list of kernel calls with planned memory.
 
 Operations append steps on virtual buffers. `Tape.finish` then works like a compiler:
-
-- stages: steps that do not touch each other's results run without a barrier between them;
-- memory: a buffer lives from its first to its last stage; buffers that never live together share addresses.
 """
 
 from bisect import insort
@@ -43,9 +40,9 @@ class Buffer:
 
 @dataclass
 class KernelStep:
-    """One kernel call.
+    """A kernel call.
 
-    arguments: by name, scalars, arrays, buffers (for their addresses), KernelAddress and ScratchAddress.
+    arguments: by name; scalars, arrays, buffers (for their addresses), KernelAddress and ScratchAddress.
     """
 
     kernel: str
@@ -66,7 +63,7 @@ class KernelAddress:
 
 @frozen
 class KernelCall:
-    """An argument that becomes the address of an array: a kernel's address and its arguments."""
+    """An argument that becomes the address of an array, which has a kernel's address and its arguments."""
 
     kernel: str
     arguments: dict[str, object]
@@ -83,7 +80,7 @@ SCRATCH_BYTES = object()  # an argument that becomes the scratch bytes of a thre
 
 
 class Tape:
-    """The steps, from lowering to the array that threads execute."""
+    """A list of steps, which `finish` turns into the array that threads execute."""
 
     def __init__(self, steps: list[KernelStep] | None = None) -> None:
         self.steps: list[KernelStep] = steps or []
@@ -101,7 +98,7 @@ class Tape:
         return named | {step.kernel for step in self.steps}
 
     def _iterate_values(self) -> Iterator[object]:
-        """Yield all arguments, and those of calls among them."""
+        """Yield all arguments, including those of kernel calls among them."""
         values = [value for step in self.steps for value in step.arguments.values()]
         for value in values:
             yield value
@@ -111,7 +108,7 @@ class Tape:
     def finish(self, addresses: dict[str, int], threads: int = 1) -> np.ndarray:
         """Plan the memory and return the tape, int64 [steps, 5], for localllm.kernels.cpu.tape_runner.
 
-        addresses: addresses of kernels by name; threads: number of threads that will execute it.
+        addresses: of kernels, by name. threads: number of threads that will execute it.
         """
         assign_stages(self.steps)
         size = max((value.size for value in self._iterate_values() if isinstance(value, ScratchAddress)), default=0)
@@ -160,7 +157,10 @@ class Tape:
 
 
 def assign_stages(steps: list[KernelStep]) -> None:
-    """Begin a new stage where a step touches the current stage's outputs, or writes its inputs."""
+    """Assign steps to stages.
+
+    A stage ends before a step that touches its outputs or writes its inputs.
+    """
     stage, read, writes_of_stage = 0, set[Buffer](), set[Buffer]()
     for step in steps:
         reads, writes = set(step.reads), set(step.writes)
@@ -181,7 +181,7 @@ class StepRunner(Protocol):
 
 
 class TapeSlice(NamedTuple):
-    """Whole stages of a tape."""
+    """Whole stages of a tape, and the weights that they read."""
 
     end: int  # index of the first step after the slice
     weights: list[np.ndarray]
@@ -213,7 +213,7 @@ def get_product_arguments(step: KernelStep) -> dict[str, object]:
 
 
 def allocate_buffers(steps: list[KernelStep]) -> ReservedMemory:
-    """Allocate memory for all buffers and set their addresses; return the memory."""
+    """Allocate memory for all buffers, set their addresses, and return the memory."""
     memory = ReservedMemory(max(plan_offsets(steps), 1))
     for buffer in {buffer for step in steps for buffer in step.reads + step.writes if buffer.rows}:
         buffer.address += memory.address

@@ -1,4 +1,4 @@
-"""The memory of the KV cache: one reserved address range for all sequences.
+"""Reserve and address the memory of the KV cache: one address range for all sequences.
 
 The operating system commits memory when a token is first written there, so that a context of 131072 tokens costs only
 the memory of the tokens in use. Layout: [layer][keys, values][key-value head][slot][head dimension], padded to blocks.
@@ -24,14 +24,15 @@ class ReservedMemory:
     """A range of `size` zero bytes that cost memory only once they are touched.
 
     Attributes:
-        bytes: uint8 [size].  address: address of the first byte, aligned to a page of the system.
-        is_whole: whether all bytes may be touched without calling `use`.
+        bytes: uint8 [size].  address: of the first byte, aligned to a page of the system.
+        is_whole: all bytes may be touched without calling `use`.
     """
 
     def __init__(self, size: int, whole: bool = True, is_context: bool = False):
-        """Reserve addresses; whole: all bytes may be touched, else only those announced by `use`.
+        """Reserve addresses. Raises MemoryLimitError.
 
-        is_context: whether a smaller context needs less. Raises MemoryLimitError.
+        whole: all bytes may be touched, otherwise only those announced by `use`. is_context: a smaller context needs
+        less memory, which the error suggests.
         """
         try:
             self._region = MemoryRegion(size, whole)
@@ -71,7 +72,7 @@ class HeadStreams(NamedTuple):
 
 
 class KVCache:
-    """The pages of all sequences.
+    """The keys and values of all sequences, in pages.
 
     Attributes:
         pages: number of pages.  sequences: number of whole contexts that fit, a tuple of one.
@@ -82,9 +83,9 @@ class KVCache:
     def __init__(
         self, states: Sequence[State], context: int, kv_type: KVType, sequences: Sequence[int] = CONTEXT_COUNTS
     ):
-        """Reserve memory for contexts of `context` tokens.
+        """Reserve memory for contexts of `context` tokens. Raises MemoryLimitError, ModelError.
 
-        The number of contexts is the first of `sequences` that fits. Raises MemoryLimitError, ModelError.
+        sequences: numbers of contexts to try, of which the first that fits is taken.
         """
         self.kv_type = kv_type
         windows = {
@@ -116,7 +117,7 @@ class KVCache:
                 self._memory.use(start, end)
 
     def _lay_out(self, states: Sequence[State]) -> tuple[dict[State, tuple[HeadStreams, HeadStreams]], int]:
-        """Lay out the keys and values of each state; return them and the total bytes."""
+        """Lay out the keys and values of each state; return their streams and the total bytes."""
         layers: dict[State, tuple[HeadStreams, HeadStreams]] = {}
         end = 0
         for state in states:
@@ -134,7 +135,7 @@ class KVCache:
         return self.pages * PAGE * side.token_bytes
 
     def get_sides(self, state: PagedState | LatentState) -> tuple[HeadStreams, HeadStreams]:
-        """Return the keys and the values of a layer; for a latent state, both are the same."""
+        """Return the keys and the values of a layer; of a latent state, both are the same."""
         return self._layers[state]
 
     def get_address(self, side: HeadStreams) -> int:
@@ -143,7 +144,7 @@ class KVCache:
 
     @property
     def bytes_per_token(self) -> int:
-        """Memory of a token in all streams, in bytes."""
+        """The memory of a token in all streams, in bytes."""
         return sum(side.heads * side.token_bytes for side in self._list_streams())
 
     def get_page_bytes(self, local: bool) -> int:
@@ -153,23 +154,23 @@ class KVCache:
         return sum(side.heads * PAGE * side.token_bytes for side in sides)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copy the first `tokens` slots of a page to another one, in every stream."""
+        """Copy the first `tokens` slots of a page to another page, in every stream."""
         for pages, token_bytes in self._iterate_views():
             pages[:, target, : tokens * token_bytes] = pages[:, source, : tokens * token_bytes]
 
     def copy_slots(self, source: np.ndarray, target: np.ndarray) -> None:
-        """Copy tokens from some slots to others, int64 [tokens] each, in every stream."""
+        """Copy tokens between slots, int64 [tokens] each, in every stream."""
         for pages, token_bytes in self._iterate_views():
             slots = pages.reshape(len(pages), -1, token_bytes)
             slots[:, target] = slots[:, source]
 
     def copy_pages(self, pages: np.ndarray, local: bool) -> np.ndarray:
-        """Copy pages of the layers with a window (local), or of those without: uint8, stream by stream."""
+        """Return the content of pages in layers with a window (local), or in those without: uint8, stream by stream."""
         views = [view[:, pages].reshape(-1) for view in self._select_views(local)]
         return np.concatenate(views) if views else np.zeros(0, np.uint8)
 
     def fill(self, pages: np.ndarray, local: bool, content: np.ndarray) -> None:
-        """Write pages from bytes that `content` returned. Raises ValueError if the size differs."""
+        """Write pages from bytes that `copy_pages` returned. Raises ValueError if the size differs."""
         views = self._select_views(local)
         sizes = [len(view) * len(pages) * view.shape[2] for view in views]
         if sum(sizes) != len(content):
@@ -180,7 +181,7 @@ class KVCache:
             start += size
 
     def _select_views(self, local: bool) -> list[np.ndarray]:
-        """Select the views of layers with a window (local), or of the others."""
+        """Return the streams of layers with a window (local), or of the others."""
         windowed = set(self._list_streams(local=True))
         return [self._view_stream(side) for side in self._list_streams() if (side in windowed) == local]
 
@@ -194,17 +195,17 @@ class KVCache:
             yield self._view_stream(side), side.token_bytes
 
     def _view_stream(self, side: HeadStreams) -> np.ndarray:
-        """View a stream as uint8 [heads, pages, bytes of a page]."""
+        """Return a stream as uint8 [heads, pages, bytes of a page]."""
         data = self._memory.bytes[side.start : side.start + side.heads * self.get_head_stride(side)]
         return data.reshape(side.heads, self.pages, -1)
 
     def give_back(self, pages: Iterable[int], local: bool = False) -> None:
-        """Return the memory of these pages to the system; local: only that of layers with a window."""
+        """Return the memory of these pages to the system; with `local`, only that of layers with a window."""
         for start, end in self._list_byte_ranges(pages, local):
             self._memory.give_back(start, end)
 
     def _list_byte_ranges(self, pages: Iterable[int], local: bool = False) -> Iterator[tuple[int, int]]:
-        """Yield the byte ranges of pages in every stream, adjacent ones merged."""
+        """Yield the byte ranges of pages in every stream, with adjacent ranges merged."""
         for first, last in merge_ranges(sorted(pages)):
             for side in self._list_streams(local):
                 stride, page_bytes = self.get_head_stride(side), PAGE * side.token_bytes
@@ -224,10 +225,10 @@ def merge_ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 
 class JointCache:
-    """Two caches that page tables use as a single one (localllm.engine.memory.page_table)."""
+    """Two caches that page tables use like a single one (localllm.engine.memory.page_table)."""
 
     def __init__(self, first: KVCache, second: KVCache):
-        """Combine caches with the same number of pages."""
+        """Combine two caches with the same number of pages."""
         assert first.pages == second.pages
         self.pages, self.window = first.pages, max(first.window, second.window)
         self._both = first, second

@@ -1,4 +1,4 @@
-"""Pages of the cache, the page table of a sequence, and the pool that creates sequence states.
+"""Manage the pages of the cache: page tables of sequences, and the pool that creates sequence states.
 
 A page is PAGE consecutive token slots, the same in every layer and head; its memory is in localllm.engine.memory.cache.
 A page table lists the pages that hold a sequence's tokens, with copy on write among forks.
@@ -17,7 +17,11 @@ from localllm.kernels.table import PAGE
 
 
 class PageAllocator:
-    """Allocates pages by index, and counts in references, int64 [pages], the tables that use each page."""
+    """Allocates pages by index.
+
+    Attributes:
+        references: number of tables that use each page, int64 [pages].
+    """
 
     def __init__(self, count: int):
         self.references = np.zeros(count, np.int64)
@@ -27,7 +31,7 @@ class PageAllocator:
 
     @property
     def used(self) -> int:
-        """Number of pages in use."""
+        """The number of pages in use."""
         return int(np.count_nonzero(self.references))
 
     def take(self, after: int | None) -> int:
@@ -50,7 +54,9 @@ class PageAllocator:
         largest = int(np.argmax(ends - starts))
         start, end = int(starts[largest]), int(ends[largest])
         if start == end:
-            raise MemoryLimitError(f"the KV cache is full: all of its {len(self) * PAGE} positions are in use")
+            raise MemoryLimitError(
+                f"the KV cache is full: all of its {len(self) * PAGE} positions are in use: close other sequences"
+            )
         return start + (end - start) // 2 if start else 0
 
     def share(self, table: Iterable[int]) -> None:
@@ -58,14 +64,14 @@ class PageAllocator:
         self.references[list(table)] += 1
 
     def release(self, table: Iterable[int]) -> list[int]:
-        """Drop a reference to these pages; return the pages that are free now."""
+        """Drop a reference to these pages; return those that are free now."""
         table = list(table)
         self.references[table] -= 1
         return [page for page in table if not self.references[page]]
 
 
 class PageTable:
-    """The pages of one sequence, in order.
+    """The pages of a sequence, in order.
 
     Attributes:
         table: page indices, int64; kernels find a token's page at its position / PAGE.
@@ -79,7 +85,10 @@ class PageTable:
         self, cache: KVCache | JointCache, pages: PageAllocator, table: np.ndarray | None = None, length: int = 0,
         dropped: int = 0,
     ):  # fmt: skip
-        """Wrap pages of `length` tokens; layers with a window have dropped the first `dropped` pages."""
+        """Wrap the pages of `length` tokens.
+
+        dropped: number of leading pages that layers with a window have dropped.
+        """
         self._cache, self._pages, self._length, self._dropped = cache, pages, length, dropped
         self._returned = dropped  # number of dropped pages whose memory was returned to the system
         self._set_table(np.zeros(0, np.int64) if table is None else table)
@@ -135,7 +144,7 @@ class PageTable:
         return ["pages", "windows"] if has_windows else ["pages"]
 
     def copy_section(self, name: str, first: int, last: int) -> np.ndarray:
-        """Copy these tokens of the layers without a window ("pages") or with one ("windows"); uint8."""
+        """Return tokens [first, last) of the layers without a window ("pages") or with one ("windows"), uint8."""
         return self._cache.copy_pages(self._select_pages(first, last), local=name == "windows")
 
     def put(self, first: int, last: int, parts: Mapping[str, np.ndarray]) -> None:
@@ -156,7 +165,7 @@ class PageTable:
         return self.table[first // PAGE : -(-last // PAGE)]
 
     def fork(self, length: int) -> "PageTable":
-        """Create a table that shares the pages of the first `length` tokens, or of all if there are fewer."""
+        """Return a table that shares the pages of the first `length` tokens, or of all if there are fewer."""
         length = min(length, self._length)
         table = self.table[: -(-length // PAGE)].copy()
         self._pages.share(table)
@@ -219,7 +228,7 @@ class PageTable:
 
 
 class HybridState:
-    """Cache pages and recurrent states; `truncate` goes back to a position that both can restore."""
+    """Cache pages and recurrent states of a sequence; it truncates to positions that both can restore."""
 
     def __init__(self, pages: PageTable, states: RecurrentState):
         self._pages, self._states = pages, states
@@ -249,7 +258,7 @@ class HybridState:
         return states
 
     def put(self, first: int, last: int, parts: Mapping[str, np.ndarray]) -> None:
-        """Restore as PageTable does; a sequence can continue only if the last sections include "states"."""
+        """Restore tokens as PageTable does; a sequence can continue only if the last sections include "states"."""
         self._pages.put(first, last, parts)
         if "states" in parts:
             self._states.put(last, parts["states"])
@@ -261,11 +270,11 @@ class HybridState:
         return self._states.truncate(self._pages.truncate(self._states.truncate(length)))
 
     def shift(self, keep: int, count: int) -> int:
-        """Refuse: recurrent states cannot drop tokens (localllm.engine.trace.rope_shift)."""
+        """Fail, because recurrent states cannot drop tokens (localllm.engine.trace.rope_shift)."""
         raise AssertionError
 
     def append_copies(self, source: "HybridState", first: int, length: int, count: int) -> bool:
-        """Refuse: recurrent states cannot be moved (localllm.engine.trace.rope_shift)."""
+        """Fail, because recurrent states cannot be moved (localllm.engine.trace.rope_shift)."""
         raise AssertionError
 
     def close(self) -> None:
@@ -273,11 +282,11 @@ class HybridState:
 
 
 class CachePool:
-    """Creates the states of sequences.
+    """Creates the states of sequences in one cache.
 
     Attributes:
-        pages: pages of the cache.  layout: layout of recurrent states, if there are any.
-        bytes_per_token: memory of one token in all layers.
+        pages: pages of the cache.  layout: of recurrent states, None without any.
+        bytes_per_token: memory of a token in all layers.
     """
 
     def __init__(self, cache: KVCache | JointCache, layout: StateLayout | None):

@@ -1,4 +1,4 @@
-"""Recurrent states of a sequence: one block for all layers, never overwritten while it is shared.
+"""Hold the recurrent states of a sequence, in one block for all layers that is never overwritten while shared.
 
 A run reads the states from one block and writes the new ones to another, or to the same one if it is not shared. So a
 fork shares the original's block until either continues, and a snapshot costs no copy.
@@ -22,7 +22,7 @@ class StateLayout:
     """The offsets of all layers' states in a block of memory; float32, last dimensions padded to 16.
 
     Attributes:
-        zeros: a block with the initial states.  nbytes: bytes of a block.
+        zeros: a block with the initial states.  nbytes: size of a block in bytes.
     """
 
     zeros: object
@@ -55,7 +55,7 @@ class StateLayout:
         return int(memory.ctypes.data)
 
     def view_bytes(self, memory: object) -> np.ndarray:
-        """View or copy a block as bytes, uint8."""
+        """Return the bytes of a block, uint8, perhaps a copy."""
         assert isinstance(memory, np.ndarray)
         return memory.view(np.uint8)
 
@@ -80,11 +80,11 @@ class StateSnapshot(NamedTuple):
 
 
 class RecurrentState:
-    """The states of one sequence, and earlier snapshots.
+    """The recurrent states of a sequence, and earlier snapshots.
 
     Snapshots are taken before and after each run of several tokens (prompts, drafts that are verified), and at page
-    boundaries; at most SNAPSHOTS of them remain. A sequence that is truncated elsewhere recomputes the tokens after the
-    last snapshot before that position.
+    boundaries; at most MAX_SNAPSHOTS of them remain. A sequence that is truncated elsewhere recomputes the tokens after
+    the last snapshot before that position.
 
     Attributes:
         source, target: the blocks that a run reads and writes.
@@ -93,7 +93,7 @@ class RecurrentState:
     def __init__(self, layout: StateLayout, position: int = 0, memory: object | None = None):
         """Begin with the states after `position` tokens.
 
-        memory: their block, possibly shared; None: zeros.
+        memory: their block, possibly shared; None for zeros.
         """
         self._layout, self._position, self._snapshots = layout, position, list[StateSnapshot]()
         self.source = self.target = layout.zeros if memory is None else memory
@@ -123,7 +123,7 @@ class RecurrentState:
 
     @property
     def addresses(self) -> tuple[int, int]:
-        """Addresses of the blocks that a run reads and writes."""
+        """The addresses of the blocks that a run reads and writes."""
         return self._layout.get_address(self.source), self._layout.get_address(self.target)
 
     def find_states(self, length: int) -> np.ndarray | None:
@@ -141,7 +141,7 @@ class RecurrentState:
         self._position, self.source, self.target, self._shared = length, memory, memory, False
 
     def fork(self) -> "RecurrentState":
-        """Copy this state with the same snapshots."""
+        """Return a copy with the same snapshots, which shares all blocks."""
         self._shared = True
         twin = RecurrentState(self._layout, self._position, self.target)
         twin._snapshots, twin._several = list(self._snapshots), self._several

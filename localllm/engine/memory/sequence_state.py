@@ -1,4 +1,4 @@
-"""The state that a backend keeps for a sequence, and prefixes of sequences on disk."""
+"""Define the state that a backend keeps for a sequence, and the prefixes of sequences on disk."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Ids
@@ -8,13 +8,13 @@ import numpy as np
 
 
 class SequenceState(Protocol):
-    """The state of one sequence."""
+    """The state that a backend keeps for one sequence."""
 
     def prepare(self, length: int, count: int) -> None:
         """Allocate memory for `count` tokens after the first `length`. Raises MemoryLimitError."""
 
     def fork(self, length: int) -> "SequenceState":
-        """Create a state that shares the first `length` tokens."""
+        """Return a state that shares the first `length` tokens."""
         ...
 
     def truncate(self, length: int) -> int:
@@ -31,7 +31,7 @@ class SequenceState(Protocol):
     def append_copies(self, source: Self, first: int, length: int, count: int) -> bool:
         """Copy `count` tokens of another state, from position `first` on, after the first `length`.
 
-        Both states have the same type. Keys are copied unchanged: the backend rotates them afterwards. Return False if
+        Both states have the same type. Keys are copied unchanged: the backend rotates them afterwards. Returns False if
         the other state lacks some of the tokens. Raises MemoryLimitError.
         """
         ...
@@ -56,11 +56,11 @@ class PagedStore(SequenceState, Protocol):
     def addresses(self) -> tuple[int, int, int]: ...
 
     def list_sections(self, first: int, last: int) -> list[str]:
-        """List the sections that store tokens [first, last); `first` begins a page."""
+        """Return the names of the sections that store tokens [first, last); `first` begins a page."""
         ...
 
     def copy_section(self, name: str, first: int, last: int) -> np.ndarray:
-        """Return a copy of one section of the state of tokens [first, last), as uint8."""
+        """Return a copy of one section of tokens [first, last), uint8."""
         ...
 
     def put(self, first: int, last: int, parts: Mapping[str, np.ndarray]) -> None:
@@ -79,7 +79,7 @@ class StoredPrefix(NamedTuple):
     """The chunks on disk that hold the first tokens of a prompt or conversation.
 
     Attributes:
-        has_logits: whether the logits after the last token are stored, too; then `ids` is the whole prompt.
+        has_logits: the logits after the last token are stored, too; then `ids` is the whole prompt.
     """
 
     ids: Ids[int]

@@ -1,4 +1,4 @@
-"""Attention and writes to the KV cache, as far as targets share them; kernels differ by target."""
+"""Attend to cached keys and values, and write to the cache; kernels differ by target."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -23,7 +23,7 @@ class AttentionArguments(NamedTuple):
 
     Attributes:
         state: the layer's.  sides: its keys and values in the cache.  heads: query heads.
-        arguments: arguments of the kernels.  reads: buffers that they read.  y: the buffer of the results.
+        arguments: of the kernels.  reads: buffers that they read.  y: the buffer of the results.
     """
 
     state: PagedState | LatentState
@@ -63,7 +63,7 @@ class Attend(StateOperation):
 
     @property
     def has_keys(self) -> bool:
-        """Return whether the layer writes new keys; otherwise it reads those of an earlier layer."""
+        """Whether the layer writes new keys, and does not read those of an earlier layer."""
         return len(self.inputs) > 1 + bool(self.choices)
 
     def prepare(self, steps: StepBuilder) -> AttentionArguments:
@@ -117,7 +117,9 @@ class Attend(StateOperation):
                 raise ModelError(f"layer {state.layer}: {name} must have {columns} columns (found {x.columns})")
         sinks = recorder._load_vector(scores.sinks, heads) if scores.sinks else None
         if biases is not None and (len(biases) != heads or biases.shape[1] % 2 == 0):
-            raise ModelError(f"layer {state.layer}: biases of the shape {biases.shape} for {heads} heads")
+            raise ModelError(
+                f"layer {state.layer}: biases must have {heads} heads and an odd width (found {biases.shape})"
+            )
         inputs, choices = tuple(x for x in (q, k, v, scores.chosen) if x is not None), 0
         if scores.chosen:
             choices = scores.chosen.columns // recorder._words
@@ -156,7 +158,7 @@ class Attend(StateOperation):
 
 
 class WriteKV(StateOperation):
-    """Writes keys and values to the cache, without attention."""
+    """Keys and values that are written to the cache without attention."""
 
     VERB = "write_kv"
 
@@ -168,7 +170,9 @@ class WriteKV(StateOperation):
     @staticmethod
     def record(recorder: RecorderBase, k: Activation, v: Activation, state: PagedState) -> None:
         if (k.columns, v.columns) != (state.kv_heads * state.key_dim, state.kv_heads * state.value_dim):
-            raise ModelError(f"layer {state.layer}: keys and values of {k.columns} and {v.columns} columns")
+            raise ModelError(
+                f"layer {state.layer}: keys and values do not fit the layer (found {k.columns} and {v.columns} columns)"
+            )
         recorder._add(WriteKV((k, v), Activation(k.rows, 0), state))
 
     @staticmethod
@@ -192,14 +196,14 @@ def compute_attention_weights(
 
 
 def get_bias_reach(biases: np.ndarray | None) -> int:
-    """Return the largest distance that has a separate bias, or 0 without biases."""
+    """Return the largest distance that has a bias of its own, 0 without biases."""
     return 0 if biases is None else biases.shape[1] // 2
 
 
 def normalize_scores(
     s: Array, sees: Array | np.bool, state: PagedState | LatentState, scores: AttentionScores
 ) -> tuple[Array, Array]:
-    """Compute the softmax of scores, and the logarithms of its sums (log-sum-exp)."""
+    """Return the softmax of scores, and the logarithms of its sums (log-sum-exp)."""
     floor = -np.inf if scores.sinks is None else scores.sinks.read_vector().reshape(state.kv_heads, -1, 1)
     top = np.maximum(s.max(axis=-1, keepdims=True), floor)
     s -= top
@@ -237,7 +241,7 @@ def mask_scores(
 ) -> tuple[Array, Array | np.bool]:
     """Set the scores of hidden keys to -inf.
 
-    Also return whether a token sees any key, if keys were selected.
+    Returns also whether each token sees any key, if keys were selected.
     """
     keys, positions = s.shape[3], run.positions[rows, None]
     distance = positions - np.arange(keys)

@@ -1,4 +1,4 @@
-"""The bases of the recorder, which lists operations and checks tensors, and of the NumPy reference."""
+"""Share code among builders: the bases of the recorder, which checks tensors, and of the NumPy reference."""
 
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
@@ -19,7 +19,7 @@ MISFIT = "the model's tensors do not fit together"
 
 
 class RecorderBase:
-    """The base of the recording builder; its verbs are the operations' `record` methods.
+    """The base of the recording builder, whose verbs are the operations' `record` methods.
 
     Attributes:
         operations: in the order in which they were recorded.
@@ -31,7 +31,7 @@ class RecorderBase:
     def __init__(self, vocab_size: int, width: int, context: int):
         """Start recording.
 
-        width: width of the model's embeddings; context: maximum number of tokens in a sequence.
+        width: of the model's embeddings. context: maximum number of tokens in a sequence.
         """
         self.operations = list[Operation]()
         self._vocab_size, self._width, self._context = vocab_size, width, context
@@ -62,7 +62,7 @@ class RecorderBase:
         return weight.shape[0], weight.shape[1]
 
     def _load_vector(self, weight: Weight, columns: int) -> np.ndarray:
-        """Return the values of a norm or bias, float32 [columns], and mark it as used."""
+        """Return the values of a norm or bias, float32 [columns], and mark it as used. Raises ModelError."""
         self._used.add(weight.name)
         vector = weight.read_vector()
         if len(vector) != columns:
@@ -70,20 +70,23 @@ class RecorderBase:
         return vector
 
     def _use_vectors(self, weight: Weight, experts: int, columns: int) -> np.ndarray:
-        """Return a bias for each expert, float32 [experts, columns], and mark it as used."""
+        """Return a bias for each expert, float32 [experts, columns], and mark it as used. Raises ModelError."""
         if weight.shape != (experts, columns):
             raise ModelError(f"tensor {weight.name} must have the shape {[experts, columns]}")
         return self._load_vector(weight.flatten(), experts * columns).reshape(experts, columns)
 
     def _load_array(self, weight: Weight, shape: tuple[int, ...]) -> np.ndarray:
-        """Return a small tensor as float32 of a shape, and mark it as used; dimensions of 1 are ignored."""
+        """Return a small tensor as float32 of a shape, and mark it as used; dimensions of 1 are ignored.
+
+        Raises ModelError for another shape.
+        """
         self._used.add(weight.name)
         if prod(weight.shape) != prod(shape) or [n for n in weight.shape if n > 1] != [n for n in shape if n > 1]:
             raise ModelError(f"tensor {weight.name} must have the shape {list(shape)} (found {list(weight.shape)})")
         return weight.flatten().read_vector().reshape(shape)
 
     def _dequantize(self, weight: Weight, shape: tuple[int, ...]) -> np.ndarray:
-        """Return a matrix of any format as float32, and mark it as used."""
+        """Return a matrix of any format as float32, and mark it as used. Raises ModelError."""
         if weight.tensor.format.block == 1:
             return self._load_array(weight, shape)
         from localllm.kernels.reference import dequantize  # seldom needed
@@ -96,7 +99,7 @@ class RecorderBase:
 
 
 def require_format(weight: Weight) -> None:
-    """Raise ModelError for a matrix in a format that is supported for other tensors only."""
+    """Raise ModelError for a matrix in a format that only vectors may have."""
     if weight.tensor.format.name in NON_MATRIX_FORMATS:
         raise ModelError(f"tensor {weight.name}: format {weight.tensor.format.name} is not supported for matrices")
 
@@ -104,13 +107,13 @@ def require_format(weight: Weight) -> None:
 def require_columns(name: str, x: Activation, columns: int) -> None:
     """Raise ModelError for an input of another width."""
     if x.columns != columns:
-        raise ModelError(f"{MISFIT}: {name} for {x.columns} of {columns} columns")
+        raise ModelError(f"{MISFIT}: {name} must have {columns} columns (found {x.columns})")
 
 
 def require_same_columns(x: Activation, y: Activation) -> int:
     """Return the width of both activations. Raises ModelError if they differ."""
     if x.columns != y.columns:
-        raise ModelError(f"{MISFIT}: {x.columns} and {y.columns} columns")
+        raise ModelError(f"{MISFIT}: two inputs must have the same columns (found {x.columns} and {y.columns})")
     return x.columns
 
 
@@ -131,7 +134,7 @@ class ReferenceBase:
     Activations are float32 [tokens, columns].
 
     Attributes:
-        windows: the index of each row's attention window, in a run that is an image.
+        windows: the index of each row's attention window, in a run over an image.
         adapter_scales: float32 [tokens, MAX_ADAPTERS].
     """
 
@@ -141,9 +144,9 @@ class ReferenceBase:
         self, spans: Sequence[SequenceSpan], matrices: dict[tuple[str, int], np.ndarray], context: int,
         observer: Observer | None = None,
     ):  # fmt: skip
-        """Prepare a run of spans (see Program.run), each with a ReferenceCache as its store.
+        """Prepare a run of spans (see Backend.run), each with a ReferenceCache as its store.
 
-        context: maximum number of tokens in a sequence. matrices: a cache of dequantized ones, by name and first row.
+        matrices: a cache of dequantized ones, by name and first row. context: maximum number of tokens in a sequence.
         observer: receives the inputs of each matrix.
         """
         self.ids = np.concatenate([span.ids for span in spans])
@@ -160,14 +163,14 @@ class ReferenceBase:
         def __getattr__(self, verb: str) -> Any: ...  # the verbs, see localllm.engine.operations.registry
 
     def matrix(self, weight: Weight) -> np.ndarray:
-        """Return a weight of any format in float32."""
+        """Return a weight of any format in float32, dequantized once."""
         key = weight.name, weight.first_row
         if key not in self._matrices:
             self._matrices[key] = dequantize(weight.tensor)
         return self._matrices[key]
 
     def ignore(self, *weights: Weight | None) -> None:
-        """Do nothing: only the recorder checks which tensors are used."""
+        """Do nothing, because only the recorder checks which tensors are used."""
 
     def _iterate_rows(self) -> Iterator[tuple[SequenceSpan, slice]]:
         for span, end in zip(self._spans, self._ends, strict=True):
@@ -176,10 +179,7 @@ class ReferenceBase:
     def _scan_sequences(
         self, state: RecurrentLayerState, number: int, run_sequence: Callable[..., tuple[Array, Array]], *inputs: Array
     ) -> Array:
-        """Call run_sequence(state, *inputs) -> (new state, outputs) for each sequence's rows.
-
-        Return all outputs.
-        """
+        """Call run_sequence(state, *inputs) -> (new state, outputs) for each sequence, and return all outputs."""
         results = []
         for span, rows in self._iterate_rows():
             old = span.store.get_state(state.layer, number, state.shapes[number])
@@ -190,11 +190,11 @@ class ReferenceBase:
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Compute the softmax of each row, float64."""
+    """Return the softmax of each row, float64."""
     powers = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
     return powers / powers.sum(axis=1, keepdims=True)
 
 
 def find_largest(values: np.ndarray, count: int) -> np.ndarray:
-    """Find the indices of the largest values of each row, int64 [rows, count]; ties go to the first."""
+    """Return the indices of the largest values of each row, int64 [rows, count]; the first of equals wins."""
     return np.argsort(-values, axis=1, kind="stable")[:, :count]

@@ -1,4 +1,4 @@
-"""Operations that move or combine columns of rows."""
+"""Move or combine columns of rows."""
 
 import numpy as np
 
@@ -40,7 +40,7 @@ class SliceColumns(Operation):
 class ConcatHeads(Operation):
     """The columns of two activations, interleaved by head.
 
-    shared: whether every head gets the same columns of the second.
+    shared: every head gets the same columns of the second.
     """
 
     VERB = "concat_heads"

@@ -1,7 +1,7 @@
-"""Row-wise operations that keep the number of columns.
+"""Compute row by row, with as many columns as before.
 
-Most are a formula in localllm.arch.rowwise_verbs, and one in localllm.kernels.formulas for their kernels; they need no
-class. The classes below are for operations with tensors of the file or with sizes to check.
+Most of these operations are a formula in localllm.arch.rowwise_verbs, and one in localllm.kernels.formulas for their
+kernels; they need no class. The classes below are for operations with tensors of the file or with sizes to check.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ import numpy as np
 from localllm.arch.rowwise_verbs import RowwiseVerbs, propagate_nan
 from localllm.arch.weights import Weight
 from localllm.engine.lower.activation import Activation
-from localllm.engine.lower.steps import StepBuilder, Target, output_arguments, pad_vector
+from localllm.engine.lower.steps import StepBuilder, Target, build_output_arguments, pad_vector
 from localllm.engine.operations.builders import (
     MISFIT,
     Array,
@@ -26,7 +26,10 @@ from localllm.errors import ModelError
 
 @operation
 class Elementwise(Operation):
-    """An element-wise verb that a formula defines; numbers: its scalar arguments by name."""
+    """An element-wise verb that a formula defines.
+
+    numbers: its scalar arguments by name.
+    """
 
     function: str
     numbers: Mapping[str, float]
@@ -268,14 +271,14 @@ class AddVector(Operation):
     def lower(self, steps: StepBuilder, target: Target) -> None:
         (x,) = self.inputs
         source, y = steps.buffers[x], steps.allocate_or_reuse(self)
-        arguments = {"x": source, "z": pad_vector(self.vector), "z_stride": 0} | output_arguments(x, y)
+        arguments = {"x": source, "z": pad_vector(self.vector), "z_stride": 0} | build_output_arguments(x, y)
         steps.append_row_step("add", x.rows, arguments, [source], [y])
 
     @staticmethod
     def record(recorder: RecorderBase, x: Activation, vector: Weight | np.ndarray) -> Activation:
         numbers = recorder._load_vector(vector, x.columns) if isinstance(vector, Weight) else vector.astype(np.float32)
         if numbers.shape != (x.columns,):
-            raise ModelError(f"{MISFIT}: {numbers.size} numbers for {x.columns} columns")
+            raise ModelError(f"{MISFIT}: the vector must have {x.columns} numbers (found {numbers.size})")
         return recorder._add(AddVector((x,), create_like(x), numbers))
 
     @staticmethod
@@ -284,7 +287,7 @@ class AddVector(Operation):
 
 
 class ElementwiseVerbs(RecorderBase, RowwiseVerbs):
-    """The recorder's implementation of the verbs of element-wise operations."""
+    """The recorder's element-wise verbs."""
 
     def rowwise(self, verb: str, formula: Callable[..., Array], *inputs: Activation, **numbers: float) -> Activation:
         for x in inputs[1:]:
@@ -299,14 +302,17 @@ def create_like(x: Activation) -> Activation:
 
 
 class ElementwiseReference(ReferenceBase, RowwiseVerbs):
-    """The NumPy reference of the verbs of element-wise operations."""
+    """The element-wise verbs in NumPy."""
 
     def rowwise(self, verb: str, formula: Callable[..., Array], *inputs: Array, **numbers: float) -> Array:
         return formula(*inputs, **numbers)
 
 
 def split_groups(x: np.ndarray, group: int | None) -> np.ndarray:
-    """Split rows into groups of `group` columns, float64 [tokens, groups, columns of a group]; None: one."""
+    """Split rows into groups, float64 [tokens, groups, columns of a group].
+
+    group: columns of a group; None for one group.
+    """
     columns = group or x.shape[1]
     return x.reshape(len(x), x.shape[1] // columns, columns).astype(np.float64)
 
@@ -317,7 +323,7 @@ def divide_by_rms(groups: np.ndarray, squares: np.ndarray) -> np.ndarray:
 
 
 def multiply_by_weights(groups: np.ndarray, weight: Weight | None) -> np.ndarray:
-    """Multiply groups [tokens, groups, columns] by a weight vector per row or per group, if there is one."""
+    """Multiply groups [tokens, groups, columns] by weights of a row or of a group, if there are any."""
     if weight is None:
         return groups
     vector = weight.read_vector()
@@ -325,7 +331,7 @@ def multiply_by_weights(groups: np.ndarray, weight: Weight | None) -> np.ndarray
 
 
 def load_norm_weights(recorder: RecorderBase, weight: Weight | None, columns: int, group: int | None) -> np.ndarray:
-    """Return a norm's weights, float32 [columns]; the tensor has the weights of a row or of a group."""
+    """Return a norm's weights for a whole row, float32 [columns], also if the tensor has those of one group."""
     if columns % (group or columns):
         raise ModelError(f"{columns} columns cannot be divided into groups of {group}")
     if weight is None:

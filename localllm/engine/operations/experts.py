@@ -1,4 +1,4 @@
-"""Operations of mixtures of experts, and of per-head matrices, which are computed like experts."""
+"""Compute mixtures of experts, and per-head matrices, which are computed like experts."""
 
 from functools import cached_property
 from typing import NamedTuple
@@ -8,7 +8,7 @@ import numpy as np
 from localllm.arch.verbs import Routing
 from localllm.arch.weights import Weight
 from localllm.engine.lower.activation import Activation, RoutedActivation, RoutedRows, RowSet
-from localllm.engine.lower.steps import RoutingBuffers, StepBuilder, Target, output_arguments, pad_vector
+from localllm.engine.lower.steps import RoutingBuffers, StepBuilder, Target, build_output_arguments, pad_vector
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.operations.builders import (
     Array,
@@ -26,10 +26,7 @@ ROUTING_FIELDS = ("experts", "used", "sigmoid", "rooted", "normalized", "scale",
 
 
 class SelectedExperts(NamedTuple):
-    """The experts that tokens are routed to, and their weights.
-
-    Shapes: int64 and float32 [tokens, used].
-    """
+    """The experts that tokens are routed to, and their weights: int64 and float32 [tokens, used]."""
 
     experts: np.ndarray
     weights: np.ndarray
@@ -37,12 +34,15 @@ class SelectedExperts(NamedTuple):
 
 
 class PlannedRouting(Operation):
-    """An operation that routes tokens to experts, and sorts a run's rows by expert."""
+    """A routing of tokens to experts, for which a run's rows are sorted by expert."""
 
     output: RoutedActivation
 
     def plan_experts(self, steps: StepBuilder, selected: Buffer | np.ndarray, weights: Buffer) -> None:
-        """Append the step that sorts rows by expert; selected: experts of each token, int64; weights: float32."""
+        """Append the step that sorts rows by expert.
+
+        selected: experts of each token, int64. weights: float32.
+        """
         choice = self.output
         routing = choice.routed.routing
         most_selections, rows = routing.used * steps.target.tokens, steps.compute_max_routed_rows(routing)
@@ -95,7 +95,7 @@ class Route(PlannedRouting):
         table: Weight | None = None,
     ) -> RoutedActivation:  # fmt: skip
         if logits.columns != routing.experts:
-            raise ModelError(f"a router with {logits.columns} columns for {routing.experts} experts")
+            raise ModelError(f"the router must have {routing.experts} columns, one per expert (found {logits.columns})")
         vector = recorder._load_vector(bias, routing.experts) if bias else None
         choice = RoutedActivation(logits.rows, routing.used, RoutedRows("routed", routing, logits.rows))
         recorder._add(
@@ -136,7 +136,7 @@ class RouteToAllHeads(PlannedRouting):
 
 
 class RoutedOperation(Operation):
-    """An operation whose inputs are an activation and the selection of experts."""
+    """An operation on an activation and the selection of experts."""
 
     @property
     def choice(self) -> RoutedActivation:
@@ -156,7 +156,7 @@ class Gather(RoutedOperation):
         arguments = {"pairs": experts.pairs, "used": choice.columns, "x": source, "x_stride": source.stride}
         arguments |= {"weights": experts.weights if choice.routed.routing.weighs_inputs else 0, "part_bytes": 0}
         reads = [source, experts.pairs, experts.weights]
-        steps.append_row_step("gather", output.rows, arguments | output_arguments(output, y), reads, [y])
+        steps.append_row_step("gather", output.rows, arguments | build_output_arguments(output, y), reads, [y])
 
     @staticmethod
     def record(recorder: RecorderBase, x: Activation, choice: RoutedActivation) -> Activation:
@@ -179,7 +179,7 @@ class ToHeads(RoutedOperation):
         arguments = {"pairs": experts.pairs, "used": choice.columns, "x": source, "x_stride": source.stride}
         arguments |= {"weights": 0, "part_bytes": 4 * output.columns}
         steps.append_row_step(
-            "gather", output.rows, arguments | output_arguments(output, y), [source, experts.pairs], [y]
+            "gather", output.rows, arguments | build_output_arguments(output, y), [source, experts.pairs], [y]
         )
 
 
@@ -193,7 +193,7 @@ class FromHeads(RoutedOperation):
         experts, source, y = steps.experts[choice.routed], steps.buffers[x], steps.allocate(self.output)
         arguments = {"rows": experts.rows, "used": choice.columns, "x": source, "x_stride": source.stride}
         steps.append_row_step(
-            "from_heads", choice.rows, arguments | output_arguments(x, y), [source, experts.rows], [y]
+            "from_heads", choice.rows, arguments | build_output_arguments(x, y), [source, experts.rows], [y]
         )
 
 
@@ -207,7 +207,7 @@ class Scatter(RoutedOperation):
         experts, source, y = steps.experts[choice.routed], steps.buffers[x], steps.allocate(self.output)
         weights = 0 if choice.routed.routing.weighs_inputs else experts.weights
         arguments = {"rows": experts.rows, "used": choice.columns, "x": source, "x_stride": source.stride}
-        arguments |= {"weights": weights} | output_arguments(x, y)
+        arguments |= {"weights": weights} | build_output_arguments(x, y)
         reads = [source, experts.rows, experts.weights]
         steps.append_row_step("scatter", self.output.rows, arguments, reads, [y])
 
@@ -223,7 +223,7 @@ class Scatter(RoutedOperation):
 
 
 class ExpertLinear(MatrixProduct, RoutedOperation):
-    """The product of each row and its expert's matrix; each target lowers it itself."""
+    """The product of each row with its expert's matrix, which each target lowers itself."""
 
     VERB = "expert_linear"
 
@@ -235,7 +235,7 @@ class ExpertLinear(MatrixProduct, RoutedOperation):
         arguments: dict[str, object] = {"pairs": experts.pairs, "chosen": experts.chosen, "x": y, "z": vectors}
         arguments["z_stride"] = vectors.strides[0]
         reads = [y, experts.pairs, experts.chosen] if isinstance(experts.chosen, Buffer) else [y, experts.pairs]
-        steps.append_row_step("add_by_expert", x.rows, arguments | output_arguments(x, y), reads, [y])
+        steps.append_row_step("add_by_expert", x.rows, arguments | build_output_arguments(x, y), reads, [y])
 
     @staticmethod
     def record(recorder: RecorderBase, x: Activation, weight: Weight, choice: RoutedActivation) -> Activation:
@@ -265,7 +265,7 @@ class ExpertLinear(MatrixProduct, RoutedOperation):
 
 @operation
 class AddExpertSquares(RoutedOperation):
-    """Add the squares of each expert's input rows to its sums, and the number of rows to its count.
+    """The sums of the squares of each expert's input rows, and the number of these rows, added up over runs.
 
     Attributes:
         sums: float32 [matrices, columns padded to 16].  counts: int64 [matrices].
@@ -287,7 +287,7 @@ class AddExpertSquares(RoutedOperation):
 
 
 class ExpertVerbs(RecorderBase):
-    """The recorder's implementation of the verbs of experts."""
+    """The recorder's verbs of experts."""
 
     @cached_property
     def _heads(self) -> dict[tuple[int, RowSet], RoutedActivation]:
@@ -295,10 +295,10 @@ class ExpertVerbs(RecorderBase):
         return {}
 
     def head_linear(self, x: Activation, weight: Weight) -> Activation:
-        """Record the product of each head's columns and the head's matrix, computed like an expert's product."""
+        """Record the product of each head's columns with the head's matrix, computed like an expert's product."""
         heads = weight.shape[0]
         if x.columns % heads or weight.bias or weight.scale:
-            raise ModelError(f"tensor {weight.name} does not fit {x.columns} columns, or has a bias or a scale")
+            raise ModelError(f"tensor {weight.name} must fit {x.columns} columns, and have neither bias nor scale")
         every = self._route_to_heads(heads, x.rows)
         rows = self._add(ToHeads((x, every), Activation(every.routed, x.columns // heads)))
         y = self.expert_linear(rows, weight, every)
@@ -314,7 +314,7 @@ class ExpertVerbs(RecorderBase):
 
 
 class ExpertReference(ReferenceBase):
-    """The NumPy reference of the verbs of experts; rows for experts are sorted by token, not by expert."""
+    """The verbs of experts in NumPy, with rows sorted by token, not by expert."""
 
     def head_linear(self, x: Array, weight: Weight) -> Array:
         matrices = self.matrix(weight)
@@ -327,7 +327,7 @@ class ExpertReference(ReferenceBase):
 
 
 def compute_router_scores(logits: np.ndarray, routing: Routing) -> np.ndarray:
-    """Compute a router's scores, float64."""
+    """Return a router's scores, float64."""
     with np.errstate(invalid="ignore", over="ignore"):
         if routing.rooted:
             return np.sqrt(np.logaddexp(0, logits.astype(np.float64)))
@@ -335,7 +335,7 @@ def compute_router_scores(logits: np.ndarray, routing: Routing) -> np.ndarray:
 
 
 def load_expert_table(recorder: RecorderBase, table: Weight, routing: Routing) -> np.ndarray:
-    """Return the table of experts by token id, int64 [vocab, used], and mark the tensor as used."""
+    """Return the table of experts by token id, int64 [vocab, used], and mark the tensor as used. Raises ModelError."""
     recorder._used.add(table.name)
     experts = table.require_shape(recorder._vocab_size, routing.used).read_integers()
     if experts.min() < 0 or experts.max() >= routing.experts:

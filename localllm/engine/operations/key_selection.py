@@ -1,4 +1,4 @@
-"""Operations that select the keys that a token attends to, by the scores of an indexer."""
+"""Select the keys that a token attends to, by the scores of an indexer."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -38,7 +38,7 @@ class SelectKeys(StateOperation):
     def prepare(self, steps: StepBuilder) -> tuple[dict[str, object], list[Buffer], Buffer, str]:
         """Append the steps that store the indexer's new keys.
 
-        Return the arguments of the kernel that selects, the buffers that it reads, its output, and its name.
+        Returns the arguments of the kernel that selects, the buffers that it reads, its output, and its name.
         """
         (q, k, *_), index = self.inputs, self.state
         side, block = steps.cache.get_sides(index)[0], index.find_rotation_sizes(steps.cache.kv_type)[0]
@@ -65,7 +65,9 @@ class SelectKeys(StateOperation):
     ) -> Activation:  # fmt: skip
         heads = count_indexer_heads(q, k, index)
         if weights and weights.columns != heads:
-            raise ModelError(f"layer {index.layer}: indexer queries of {q.columns} columns, keys of {k.columns}")
+            raise ModelError(
+                f"layer {index.layer}: indexer queries and keys do not fit (found {q.columns} and {k.columns} columns)"
+            )
         inputs, output = (q, k, *([weights] if weights else [])), Activation(q.rows, recorder._words)
         return recorder._add(SelectKeys(inputs, output, index, count, block, heads))
 
@@ -87,7 +89,7 @@ class SelectKeys(StateOperation):
 class SelectKeyBlocks(SelectKeys):
     """The selection of key blocks for each group of heads.
 
-    local: the last blocks, this many of them, are always selected.
+    local: number of the latest blocks that are always selected.
     """
 
     VERB = "select_key_blocks"
@@ -127,12 +129,14 @@ def count_indexer_heads(q: Activation, k: Activation, index: LatentState) -> int
     """Return the number of heads in the queries. Raises ModelError for columns that do not fit."""
     heads, remainder = divmod(q.columns, index.key_dim)
     if k.columns != index.key_dim or remainder:
-        raise ModelError(f"layer {index.layer}: indexer queries of {q.columns} columns, keys of {k.columns}")
+        raise ModelError(
+            f"layer {index.layer}: indexer queries and keys do not fit (found {q.columns} and {k.columns} columns)"
+        )
     return heads
 
 
 class SelectionLimits(NamedTuple):
-    """The limits of a selection of key blocks, see SelectKeyBlocks."""
+    """How many key blocks are selected, see SelectKeyBlocks."""
 
     most: int
     block: int
@@ -150,7 +154,7 @@ def select_bits(
 ) -> Array:  # fmt: skip
     """Return a bit per key for each group, uint32 [tokens, words].
 
-    scores(queries, keys, rows of the run): [tokens, groups, keys]; score_blocks: reduces the scores of keys to scores
+    scores(queries, keys, rows of the run): [tokens, groups, keys]. score_blocks: reduces the scores of keys to scores
     of blocks.
     """
     count, block, groups, local = selection

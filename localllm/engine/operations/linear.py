@@ -1,7 +1,4 @@
-"""The product with one matrix.
-
-Each target has its own steps (localllm.engine.cpu.lowering, localllm.engine.cuda.lowering).
-"""
+"""Multiply by a matrix; each target has its own steps (localllm.engine.cpu.lowering, localllm.engine.cuda.lowering)."""
 
 import numpy as np
 
@@ -38,7 +35,7 @@ class Linear(MatrixProduct):
 
 @operation
 class AddSquares(Operation):
-    """Add the squares of a matrix's input to `sums`, float32 [columns padded to 16]."""
+    """The squares of a matrix's input, added to `sums`, float32 [columns padded to 16]."""
 
     VERB = "add_squares"
 

@@ -1,10 +1,10 @@
-"""The updates that low-rank adapters (LoRA) add to matrix products; see localllm.engine.trace.adapted_builder."""
+"""Add the updates of low-rank adapters (LoRA) to matrix products; see localllm.engine.adapters."""
 
 import numpy as np
 
 from localllm.arch.weights import Weight
 from localllm.engine.lower.activation import WANTED, Activation, RoutedActivation, RoutedRows
-from localllm.engine.lower.steps import StepBuilder, Target, output_arguments
+from localllm.engine.lower.steps import StepBuilder, Target, build_output_arguments
 from localllm.engine.lower.tape import Buffer, compute_row_bytes
 from localllm.engine.operations.builders import Array, RecorderBase, ReferenceBase, require_same_columns
 from localllm.engine.operations.experts import SelectedExperts
@@ -14,7 +14,7 @@ MAX_ROWS = 12  # of x, which a kernel scales at once
 
 
 @operation
-class Update(Operation):
+class LowRankUpdate(Operation):
     """y + factor * scale * x, computed in place; the scale is the adapter's for the token of each row."""
 
     adapter: int
@@ -41,12 +41,12 @@ class Update(Operation):
         arguments: dict[str, object] = {"scales": steps.header.adapter_scales, "adapter": self.adapter}
         arguments |= {"pairs": pairs or 0, "used": used, "rows": steps.header.wanted if rows is WANTED else 0}
         arguments |= {"x": source, "x_stride": source.stride, "factor": self.factor, "count": count}
-        return arguments | output_arguments(self.output, y), reads
+        return arguments | build_output_arguments(self.output, y), reads
 
 
 @operation
-class AddLowRank(Update, MatrixOperation):
-    """y + factor * scale * x W; the weight is [rank, columns], its rows padded."""
+class AddLowRank(LowRankUpdate, MatrixOperation):
+    """y + factor * scale * x W, where the weight W is [rank, columns] with padded rows."""
 
     VERB = "add_low_rank"
 
@@ -56,11 +56,11 @@ class AddLowRank(Update, MatrixOperation):
 
     def find_kernel(self, target: Target) -> str:
         """Return the name of the kernel for the weight's format."""
-        return f"add_low_rank-{target.layout_of(self.weight)[0]}"
+        return f"add_low_rank-{target.get_layout(self.weight)[0]}"
 
     def list_weights(self, target: Target) -> dict[str, object]:
         """Return the arguments that describe the weight."""
-        row_bytes = target.layout_of(self.weight)[1]
+        row_bytes = target.get_layout(self.weight)[1]
         return {"weights": target.matrix(self.weight), "row_bytes": row_bytes, "rank": self.inputs[1].columns}
 
     @staticmethod
@@ -76,7 +76,7 @@ class AddLowRank(Update, MatrixOperation):
         return y + np.float32(factor) * select_scales(run, adapter, len(y)) * (x @ run.matrix(weight)[:, : y.shape[1]])
 
 
-class AddScaled(Update):
+class AddScaled(LowRankUpdate):
     """y + factor * scale * x, where x is the product of an adapter's matrices for experts or heads."""
 
     VERB = "add_scaled"
@@ -101,6 +101,6 @@ class AddScaled(Update):
 
 
 def select_scales(run: ReferenceBase, adapter: int, rows: int) -> Array:
-    """Return the adapter's scale for each row, float32 [rows, 1]; rows of requested logits are fewer than tokens."""
+    """Return the adapter's scale for each row, float32 [rows, 1], also if only rows of requested logits exist."""
     scales = run.adapter_scales[:, adapter]
     return (scales if rows == len(scales) else scales[run.wanted])[:, None]

@@ -1,4 +1,4 @@
-"""The base of all operations: a frozen record of one verb's arguments, and its lowering to steps.
+"""Define the base of all operations: a frozen record of a verb's arguments, and its lowering to steps.
 
 An operation also implements its verb twice: `record` checks shapes and records the operation, `reference` computes it
 in NumPy. Each family has a file in this folder; localllm.engine.operations.registry lists all operations.
@@ -13,7 +13,7 @@ import numpy as np
 from localllm.arch.layer_state import State
 from localllm.arch.weights import Weight
 from localllm.engine.lower.activation import Activation
-from localllm.engine.lower.steps import StepBuilder, StepMemory, Target, output_arguments, pad_vector
+from localllm.engine.lower.steps import StepBuilder, StepMemory, Target, build_output_arguments, pad_vector
 from localllm.frozen import frozen
 from localllm.kernels.table import KERNELS, describe_missing
 
@@ -30,14 +30,14 @@ Forms = Mapping[str, bool]  # for each converting verb, whether the form must be
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field,))
 def operation(kind: type[T]) -> type[T]:
-    """Make a frozen class whose instances equal only themselves: a graph may contain an operation twice."""
+    """Make a class frozen, with instances that equal only themselves: a graph may contain an operation twice."""
     kind.__eq__, kind.__hash__ = object.__eq__, object.__hash__  # type: ignore[method-assign]
     return frozen(kind)
 
 
 @operation
 class Operation:
-    """One verb with its arguments.
+    """A verb with its arguments.
 
     Attributes:
         inputs: activations that it reads; then converted forms of the first one, which a target's pass has added.
@@ -56,7 +56,7 @@ class Operation:
     def lower(self, steps: StepBuilder, target: Target) -> None:
         """Append the steps, for targets that do not lower this verb themselves (`Target.verbs`).
 
-        By default append one step of the kernel that has the verb's name; its arguments are the inputs, attributes of
+        By default this is one step of the kernel that has the verb's name; its arguments are the inputs, attributes of
         this operation and fields of the header. Raises NotImplementedError, which names the file that lacks the verb.
         """
         kernel = KERNELS.get(self.verb)
@@ -68,7 +68,7 @@ class Operation:
         values = (
             named
             | {f"{name}_stride": buffer.stride for name, buffer in named.items()}
-            | output_arguments(self.output, y)
+            | build_output_arguments(self.output, y)
         )
         values |= {name: getattr(steps.header, place) for name, place in HEADER_FIELDS.items()}
         names = [name for name in kernel.arguments._fields if name != "count"]
@@ -76,7 +76,7 @@ class Operation:
         steps.append_row_step(self.verb, self.output.rows, arguments, inputs, [y])
 
     def get_argument(self, name: str) -> object:
-        """Return the kernel argument of that name, an attribute; arrays are padded as kernels require."""
+        """Return the kernel argument of that name: an attribute, of which arrays are padded as kernels require."""
         value = getattr(self, "vector" if name == "weight" else name)
         return pad_vector(value) if isinstance(value, np.ndarray) else value
 
@@ -101,7 +101,7 @@ class MatrixProduct(MatrixOperation):
 
     Attributes:
         bias: float32, added to each row of the product; None: no bias.
-        is_stored: whether keys or values are computed from its output, which needs more precision.
+        is_stored: keys or values are computed from its output, which needs more precision.
     """
 
     bias: np.ndarray | None
@@ -116,7 +116,7 @@ class ActivationForm(Operation):
 
     Attributes:
         form: the target's verb that converts.
-        exact: whether a product needs both planes of panels.
+        exact: a product needs both planes of panels.
     """
 
     form: str
@@ -131,10 +131,10 @@ def lower_operations(
     operations: Sequence[Operation], target: Target, places: StepMemory, imported: Crossing | None = None,
     exported: Crossing | None = None,
 ) -> StepBuilder:  # fmt: skip
-    """Lower operations in order.
+    """Lower operations in order. Raises UnsupportedError.
 
-    imported: activations that another target computes, and their memory; exported: activations for another target, and
-    the memory to write them to; if empty, the last operation's output is the logits. Raises UnsupportedError.
+    imported: activations that another target computes, and their memory. exported: activations for another target, and
+    the memory to write them to; without any, the last operation's output is the logits.
     """
     steps = StepBuilder(target, places, find_last_uses(operations))
     for x, rows in (imported or {}).items():
@@ -165,9 +165,9 @@ def lower(steps: StepBuilder, operation: Operation, target: Target) -> None:
 
 
 def insert_activation_forms(operations: Iterable[Operation], forms_of: Callable[[Operation], Forms]) -> list[Operation]:
-    """Insert the conversions of first inputs that forms_of(operation) names, once per activation and form.
+    """Insert conversions of first inputs, once per activation and form.
 
-    The converted forms become further inputs of the operation, in the order of forms_of.
+    forms_of: returns the forms that an operation needs, which become further inputs of it, in this order.
     """
     done_forms, result = dict[tuple[str, Activation], Activation](), list[Operation]()
     for operation in operations:

@@ -1,4 +1,4 @@
-"""Operations that depend on positions: rotary embeddings, and scales that grow with the position."""
+"""Compute what depends on positions: rotary embeddings, and scales that grow with the position."""
 
 import numpy as np
 
@@ -17,7 +17,7 @@ MIN_DIVISOR = 1e-3  # minimum divisor of RoPE frequencies; those of known models
 
 @operation
 class Rotate(Operation):
-    """RoPE: rotates each head's pairs of elements by position * frequency.
+    """RoPE, which rotates each head's pairs of elements by position * frequency.
 
     Attributes:
         factors: the tensor that frequencies are divided by, if there is one.  divisors: its values.
@@ -108,7 +108,7 @@ class ScaleByPosition(Operation):
 
 
 class PositionVerbs(RecorderBase):
-    """Records the operations that depend on token positions, such as RoPE."""
+    """The recorder's verbs of positions."""
 
     def _tabulate_angles(self, rope: RopeParameters, divisors: np.ndarray | None) -> np.ndarray | None:
         """Return a table of angles that the caller writes (in recorders of image rows), or None."""
@@ -124,11 +124,11 @@ class PositionVerbs(RecorderBase):
 def require_divisors(name: str, divisors: np.ndarray) -> None:
     """Raise ModelError for divisors of RoPE frequencies that are too small or negative."""
     if divisors.min() < MIN_DIVISOR:
-        raise ModelError(f"tensor {name} must have positive values (found {divisors.min()})")
+        raise ModelError(f"tensor {name} must have values of at least {MIN_DIVISOR} (found {divisors.min()})")
 
 
 class PositionReference(ReferenceBase):
-    """The NumPy reference of the verbs of positions."""
+    """The verbs of positions in NumPy."""
 
     def _turns(self, rope: RopeParameters, positions: Array) -> Array:
         """Return the position by which each pair rotates, [tokens, pairs or 1]."""
@@ -142,7 +142,7 @@ class PositionReference(ReferenceBase):
 
 
 def compute_mrope_positions(span: SequenceSpan) -> np.ndarray:
-    """Return the RoPE positions of a span's tokens by time, height and width: int64 [tokens, 3]."""
+    """Return the RoPE positions of a span's tokens by time, height and width, int64 [tokens, 3]."""
     place = span.position - span.ahead
     if span.seen is not None:
         turns: np.ndarray = span.seen.compute_mrope_positions(span.ids, place)

@@ -1,4 +1,4 @@
-"""Operations of recurrent layers, which update a state of each sequence token by token; convolutions.
+"""Compute recurrent layers, which update a state of each sequence token by token, and convolutions.
 
 A step is divided into parts by columns or heads; each part processes the run's sequences one after the other.
 """
@@ -19,7 +19,10 @@ from localllm.engine.operations.operation import StateOperation, operation
 
 @operation
 class ScanOperation(StateOperation):
-    """An operation on one of the states of a recurrent layer; number: its index among the layer's states."""
+    """An operation on a state of a recurrent layer.
+
+    number: index among the layer's states.
+    """
 
     state: RecurrentLayerState
     number: int
@@ -27,7 +30,10 @@ class ScanOperation(StateOperation):
     def append_scan(
         self, steps: StepBuilder, kernel: str, names: Sequence[str], parts: int, arguments: dict[str, object]
     ) -> None:
-        """Append a step that reads and updates the state; names: the kernel's names of the inputs."""
+        """Append a step that reads and updates the state.
+
+        names: the kernel's names of the inputs.
+        """
         assert steps.layout is not None
         inputs, y = [steps.buffers[x] for x in self.inputs], steps.allocate(self.output)
         arguments |= dict(zip(names, inputs, strict=True)) | {"y": y, "stride": y.stride}
@@ -38,7 +44,10 @@ class ScanOperation(StateOperation):
 
 @operation
 class SelectiveScan(ScanOperation):
-    """The scan of Mamba; rates: float32 [columns, state size]; skip: float32 [columns]."""
+    """The scan of Mamba.
+
+    rates: float32 [columns, state size]. skip: float32 [columns].
+    """
 
     VERB = "selective_scan"
 
@@ -110,7 +119,10 @@ class HeadScan(ScanOperation):
 
 @operation
 class StateSpace(HeadScan):
-    """The scan of Mamba 2; skip: float32 [heads]."""
+    """The scan of Mamba 2.
+
+    skip: float32 [heads].
+    """
 
     VERB = "state_space"
 
@@ -356,7 +368,10 @@ def load_decay_rates(
     recorder: RecorderBase, scan: HeadState, keys: dict[str, Activation], values: dict[str, Activation],
     single: dict[str, Activation],
 ) -> np.ndarray:  # fmt: skip
-    """Return the heads' decay rates; single: inputs that have one value per head. Raises ModelError."""
+    """Return the heads' decay rates, float32 [heads]. Raises ModelError for inputs that do not fit.
+
+    single: inputs that have one value per head.
+    """
     heads, key_dim, value_dim = scan.state.shapes[scan.number]
     require_inputs(scan.key_heads * key_dim, **keys)
     require_inputs(heads * value_dim, **values)
@@ -369,7 +384,7 @@ def scan_heads(
 ) -> Array:
     """Scan all heads token by token; return q h + skipped for each token.
 
-    token(h, q, k, v, dt, ...) -> (new h, skipped) updates the heads' states, which have already decayed by dt.
+    token(h, q, k, v, dt, ...) -> (new h, skipped): updates the heads' states, which have already decayed by dt.
     """
     heads, _, value_dim = scan.state.shapes[scan.number]
     keys_of, rates = np.arange(heads) // scan.repeat % scan.key_heads, scan.rates.flatten().read_vector()
@@ -425,7 +440,7 @@ class Convolve(ScanOperation):
 
     Attributes:
         taps: float32 [columns, taps], the latest token's last.  bias: float32 [columns].
-        silu: whether SiLU is applied to the result.
+        silu: SiLU is applied to the result.
     """
 
     VERB = "convolve"
@@ -528,7 +543,7 @@ class GatedMean(ScanOperation):
 
 
 class ConvolutionVerbs(RecorderBase):
-    """The recorder's implementation of the verbs of convolutions."""
+    """The recorder's verbs of convolutions."""
 
     def previous(self, x: Activation, state: RecurrentLayerState, number: int) -> Activation:
         """Record a convolution with the taps 1 and 0, which selects the row of the previous token."""
@@ -550,7 +565,7 @@ class ConvolutionVerbs(RecorderBase):
 
 
 class ConvolutionReference(ReferenceBase, RowwiseVerbs):
-    """NumPy reference implementation of the convolution operations."""
+    """The verbs of convolutions in NumPy."""
 
     def previous(self, x: Array, state: RecurrentLayerState, number: int) -> Array:
         def run_sequence(last: Array, x: Array) -> tuple[Array, Array]:

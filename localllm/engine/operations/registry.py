@@ -1,4 +1,4 @@
-"""The registry of all operations by verb, and the builder whose verbs compute."""
+"""List all operations by verb, and define the builder whose verbs compute in NumPy."""
 
 from collections.abc import Callable, Sequence
 from types import ModuleType

@@ -1,4 +1,4 @@
-"""Operations on a run's token ids, positions and types, and on rows that the caller writes or reads."""
+"""Look up embeddings by token ids, positions and types; exchange rows with the caller."""
 
 from collections.abc import Callable
 from functools import reduce
@@ -9,7 +9,7 @@ import numpy as np
 from localllm.arch.verbs import NgramHash
 from localllm.arch.weights import Weight
 from localllm.engine.lower.activation import ALL, WANTED, Activation, RowSet
-from localllm.engine.lower.steps import StepBuilder, Target, output_arguments
+from localllm.engine.lower.steps import StepBuilder, Target, build_output_arguments
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.operations.builders import Array, RecorderBase, ReferenceBase
 from localllm.engine.operations.operation import MatrixOperation, Operation, operation
@@ -20,12 +20,15 @@ POOLINGS = "mean", "cls", "last"  # in the order of the kernel's constants
 
 
 class GatherRows(MatrixOperation):
-    """An operation that dequantizes rows of a matrix by their indices."""
+    """Rows of a matrix, dequantized by their indices."""
 
     def append_gather(self, steps: StepBuilder, target: Target, ids: Buffer | np.ndarray, reads: list[Buffer]) -> None:
-        """Append the step; ids: indices of rows, int64; reads: the buffer that holds them, if they are in one."""
+        """Append the step.
+
+        ids: indices of rows, int64. reads: the buffer that holds them, if they are in one.
+        """
         weight, output = self.weight, self.output
-        x, (kind, row_bytes) = steps.allocate(output), target.layout_of(weight)
+        x, (kind, row_bytes) = steps.allocate(output), target.get_layout(weight)
         arguments = {"weights": target.matrix(weight), "row_bytes": row_bytes, "columns": output.columns}
         steps.append_row_step(
             f"embed-{kind}", output.rows, arguments | {"ids": ids, "x": x, "stride": x.stride}, reads, [x]
@@ -51,7 +54,9 @@ class Embed(EmbedRows):
     def record(recorder: RecorderBase, weight: Weight, ids: RowSet | Activation) -> Activation:
         rows, columns = recorder._matrix(weight)
         if rows != recorder._vocab_size:
-            raise ModelError(f"tensor {weight.name} has {rows} rows for {recorder._vocab_size} tokens")
+            raise ModelError(
+                f"tensor {weight.name} must have {recorder._vocab_size} rows, one per token (found {rows})"
+            )
         inputs, of_tokens = ((ids,), ids.rows) if isinstance(ids, Activation) else ((), ids)
         return recorder._add(Embed(inputs, Activation(of_tokens, columns), weight))
 
@@ -70,7 +75,9 @@ class EmbedPositions(EmbedRows):
     def record(recorder: RecorderBase, weight: Weight, positions: RowSet) -> Activation:
         rows, columns = recorder._matrix(weight)
         if rows < recorder._context:
-            raise ModelError(f"the model has only {rows} positions, too few for a context of {recorder._context}")
+            raise ModelError(
+                f"the context must be at most {rows}, the positions of the model (found {recorder._context})"
+            )
         if columns != recorder._width:
             raise ModelError(f"tensor {weight.name} must have {recorder._width} columns (found {columns})")
         return recorder._add(EmbedPositions((), Activation(positions, columns), weight))
@@ -113,7 +120,7 @@ class ReplaceIds(Operation):
     @staticmethod
     def record(recorder: RecorderBase, ids: RowSet, table: np.ndarray) -> Activation:
         if table.shape != (recorder._vocab_size,):
-            raise ModelError(f"the table has {table.size} ids, the vocabulary {recorder._vocab_size} tokens")
+            raise ModelError(f"the table must have {recorder._vocab_size} ids, one per token (found {table.size})")
         return recorder._add(ReplaceIds((), Activation(ids, 2), np.ascontiguousarray(table, np.int64)))
 
     @staticmethod
@@ -158,7 +165,7 @@ class EmbedHashed(GatherRows):
     def record(recorder: RecorderBase, weight: Weight, tokens: Activation, hashing: NgramHash) -> Activation:
         rows, columns = recorder._matrix(weight)
         if rows < hashing.first + hashing.size:
-            raise ModelError(f"tensor {weight.name} has {rows} rows; the hashes need {hashing.first + hashing.size}")
+            raise ModelError(f"tensor {weight.name} must have {hashing.first + hashing.size} rows (found {rows})")
         if tokens.columns < len(hashing.factors):
             raise ModelError(f"hashes of {len(hashing.factors)} tokens, but only {tokens.columns} is known")
         return recorder._add(EmbedHashed((tokens,), Activation(tokens.rows, columns), weight, hashing))
@@ -223,7 +230,7 @@ class HiddenStateTap(NamedTuple):
 
 @operation
 class ExternalInput(Operation):
-    """Rows that the caller wrote before the run, float32 [BATCH, columns or more]."""
+    """Rows that the caller has written before the run, float32 [BATCH, columns or more]."""
 
     VERB = "external_input"
 
@@ -232,11 +239,11 @@ class ExternalInput(Operation):
     def lower(self, steps: StepBuilder, target: Target) -> None:
         rows, x, y = self.memory, self.output, steps.allocate(self.output)
         arguments = {"x": rows, "x_stride": rows.strides[0], "first": 0, "groups": 1, "period": x.columns}
-        steps.append_row_step("slice_columns", x.rows, arguments | output_arguments(x, y), [], [y])
+        steps.append_row_step("slice_columns", x.rows, arguments | build_output_arguments(x, y), [], [y])
 
     @staticmethod
     def record(recorder: RecorderBase, rows: np.ndarray, columns: int) -> Activation:
-        """Record rows that the caller writes before the run: float32 [BATCH, columns or more]."""
+        """Record rows that the caller writes before each run, float32 [BATCH, columns or more]."""
         return recorder._add(ExternalInput((), Activation(ALL, columns), rows))
 
 
@@ -264,11 +271,11 @@ class ExportHidden(Operation):
 
 
 class HiddenStateVerbs(RecorderBase):
-    """The recorder's implementation of the verbs of hidden states.
+    """The recorder's verbs of hidden states.
 
     Attributes:
-        begins: whether image embeddings can replace tokens.
-        reveals: whether the model's last hidden state is exported.
+        begins: image embeddings can replace tokens.
+        reveals: the model's last hidden state is exported.
     """
 
     _tap: HiddenStateTap | None = None
@@ -295,11 +302,11 @@ class HiddenStateVerbs(RecorderBase):
 
 
 class HiddenStateReference(ReferenceBase):
-    """The NumPy reference of the verbs of hidden states.
+    """The verbs of hidden states in NumPy.
 
     Attributes:
-        entered: inputs of layers, by layer; the caller sets the keys that it wants.
-        revealed: the last hidden state.
+        layer_inputs: inputs of layers, by layer; the caller sets the keys that it wants.
+        last_hidden: the last hidden state.
     """
 
     reveals = False
@@ -308,7 +315,7 @@ class HiddenStateReference(ReferenceBase):
     _parts: list[Array] | None
 
     def embed_inputs(self, embedded: Callable[[], Array], parts: int = 1) -> Array:
-        """Return an image's rows if the run is one image, else the tokens' embeddings."""
+        """Return an image's rows if the run is over an image, otherwise the tokens' embeddings."""
         (image,) = {span.seen for span in self._spans}
         self._parts = None if image is None else np.split(image.select_rows(self.ids), parts, axis=1)
         return embedded() if self._parts is None else self._parts[0]

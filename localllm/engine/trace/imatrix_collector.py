@@ -1,4 +1,4 @@
-"""Collect the sums of squares of matrices' inputs, for importance matrices."""
+"""Collect the sums of squared inputs of matrices, for importance matrices."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from localllm.engine.operations.operation import Operation
 
 
 class ImatrixCollector:
-    """Sums of the squares of every matrix's input, by column; for stacks of experts, by expert and column.
+    """The sums of the squared inputs of every matrix by column, for stacks of experts by expert and column.
 
     For the output matrix, only tokens whose logits are requested count.
     """
@@ -40,25 +40,28 @@ class ImatrixCollector:
             self._counts[name] = collected.counts
 
     def add(self, name: str, x: np.ndarray) -> None:
-        """Add the squares of the input of matrix `name`, float32 [rows, columns]."""
+        """Add the squared input of a matrix, float32 [rows, columns]."""
         self._sums[name] = self._sums.get(name, np.zeros(x.shape[1])) + (x.astype(np.float64) ** 2).sum(axis=0)
 
     def add_experts(self, name: str, x: np.ndarray, experts: np.ndarray, count: int) -> None:
-        """Add the squares of the rows of `count` experts, float32 [rows, columns]; experts: int [rows]."""
+        """Add the squared input rows of `count` experts, float32 [rows, columns].
+
+        experts: the expert of each row, int [rows].
+        """
         sums = self._sums.setdefault(name, np.zeros((count, x.shape[1])))
         counts = self._counts.setdefault(name, np.zeros(count, np.int64))
         np.add.at(sums, experts, x.astype(np.float64) ** 2)
         counts += np.bincount(experts, minlength=count)
 
-    def take(self) -> dict[str, np.ndarray]:
-        """Return and reset the sums, by the matrix's name: float32 [columns] or [experts, columns]."""
+    def pop_sums(self) -> dict[str, np.ndarray]:
+        """Return the sums and reset them, by the matrix's name: float32 [columns] or [experts, columns]."""
         sums_taken = {name: sums.astype(np.float32) for name, sums in self._sums.items()}
         for sums in self._sums.values():
             sums[:] = 0
         return sums_taken
 
     def pop_counts(self) -> dict[str, np.ndarray]:
-        """Return and reset the number of rows of each expert, by the stack's name: int64 [experts]."""
+        """Return the number of rows of each expert and reset it, by the stack's name: int64 [experts]."""
         counts_taken = {name: counts.copy() for name, counts in self._counts.items()}
         for counts in self._counts.values():
             counts[:] = 0
@@ -71,7 +74,7 @@ def pad_count(columns: int) -> int:
 
 
 def create_sum(operation: Linear) -> AddSquares:
-    """Create the operation that sums the squares of a matrix product's input."""
+    """Create the operation that sums the squared input of a matrix product."""
     (x,) = operation.inputs
     return AddSquares((x,), Activation(x.rows, 0), np.zeros(pad_count(x.columns), np.float32))
 

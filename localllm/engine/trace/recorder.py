@@ -44,7 +44,7 @@ class Recorder(ElementwiseVerbs, ExpertVerbs, ConvolutionVerbs, PositionVerbs, H
     """A builder (localllm.arch.verbs) whose verbs record operations.
 
     Attributes:
-        encoding: operations of the encoder, if there is one.
+        encoding: operations of the encoder, empty without one.
     """
 
     def __init__(
@@ -53,7 +53,10 @@ class Recorder(ElementwiseVerbs, ExpertVerbs, ConvolutionVerbs, PositionVerbs, H
         context: int,
         hidden_state_tap: HiddenStateTap | None = None,
     ):
-        """Start a trace; context: maximum number of tokens; hidden_state_tap: the hidden states to export."""
+        """Start a trace.
+
+        context: maximum number of tokens. hidden_state_tap: the hidden states to export.
+        """
         super().__init__(hyperparameters.vocab_size, hyperparameters.width, context)
         self.encoding = list[Operation]()
         self.tap(hidden_state_tap)
@@ -64,7 +67,7 @@ class Recorder(ElementwiseVerbs, ExpertVerbs, ConvolutionVerbs, PositionVerbs, H
     def require_all_used(self, names: Collection[str], oddities: Irregularities | None = None) -> None:
         """Raise ModelError for a tensor that no verb has used.
 
-        oddities: collects unused tensors of other components, such as encoders, which cause no error.
+        oddities: receives notes on unused tensors of other components, such as encoders, which are no error.
         """
         unused = [name for name in names if name not in self._used and not name.endswith(UNUSED_TENSORS)]
         if unused := unused if oddities is None else remove_other_modules(unused, oddities):
@@ -78,9 +81,10 @@ def trace_model(
     file: GGUFFile, forward: Callable[..., Activation], weights: Weights, hyperparameters: Hyperparameters,
     context: int, hidden_state_tap: HiddenStateTap | None = None,
 ) -> Recorder:  # fmt: skip
-    """Trace an architecture for a file; hidden_state_tap: see Recorder.
+    """Trace an architecture for a file.
 
-    Raises ModelError, which names the file, for tensors that do not fit or are not used.
+    hidden_state_tap: see Recorder. Raises ModelError, which names the file, for tensors that do not fit or are not
+    used.
     """
     recorder = Recorder(hyperparameters, context, hidden_state_tap)
     try:
@@ -94,7 +98,9 @@ def trace_model(
     except ModelError as error:
         raise type(error)(f"{file.path}: {error}") from None
     if not hyperparameters.pooling and logits.columns != hyperparameters.vocab_size:
-        raise ModelError(f"{file.path}: {logits.columns} logits for {hyperparameters.vocab_size} tokens")
+        raise ModelError(
+            f"{file.path}: the model must have {hyperparameters.vocab_size} logits (found {logits.columns})"
+        )
     return recorder
 
 
@@ -134,7 +140,7 @@ class TabulatedRecorder(Recorder):
 class ImageRowRecorder(TabulatedRecorder):
     """A recorder for runs of image rows; the caller writes the rows and the RoPE angles before a run.
 
-    The rows are float32 [BATCH, width or more]. is_whole: whether the rows of a run have bidirectional attention.
+    The rows are float32 [BATCH, width or more]. is_whole: the rows of a run have bidirectional attention.
     """
 
     def __init__(self, hyperparameters: Hyperparameters, context: int, is_whole: bool):
@@ -177,7 +183,7 @@ class ImageRowOperations(NamedTuple):
 def trace_image_rows(
     forward: Callable[..., Activation], w: Weights, h: Hyperparameters, context: int, is_whole: bool
 ) -> ImageRowOperations | None:
-    """Trace a model for image rows; None if its family does not support images."""
+    """Trace a model for image rows; return None if its family does not support images."""
     recorder = ImageRowRecorder(h, context, is_whole)
     forward(recorder, w, h)
     return ImageRowOperations(recorder.operations, recorder.rows, recorder.angles) if recorder.begins else None

@@ -1,8 +1,8 @@
 """Move tokens to other positions, so that a sequence can drop its middle (StreamingLLM).
 
 Source: Xiao et al. 2023. Keys are cached after RoPE, so moving a token means rotating its keys by the distance. This is
-exact except that a key is rounded once more each time it moves. Values have no position; neither have layers without
-RoPE, or they have biases that depend on distances only.
+exact except that a key is rounded once more each time it moves. Values have no position. Keys of layers without RoPE
+have none either, or biases that depend on distances only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,13 +38,13 @@ class RopeShift:
 
     @classmethod
     def from_rope(cls, rope: RopeParameters, divisors: np.ndarray | None, first: int) -> "RopeShift":
-        """Describe a RoPE that begins at element `first` of a head; pairs before that do not rotate."""
+        """Return the rotation of a RoPE that begins at element `first` of a head; pairs before that do not rotate."""
         frequencies = rope.compute_frequencies(None if divisors is None else divisors.astype(np.float64))
         step, apart = (2, 1) if rope.interleaved else (1, rope.dims // 2)
         return cls(np.pad(frequencies, (first // step, 0)), step, apart)
 
 
-def find_rotations(operations: Sequence[Operation], states: Sequence[State]) -> dict[State, RopeShift]:
+def find_key_rotations(operations: Sequence[Operation], states: Sequence[State]) -> dict[State, RopeShift]:
     """Return the rotation of each state's keys, without states whose keys have no position.
 
     Raises UsageError for a model whose tokens cannot be moved.

@@ -28,7 +28,7 @@ LINEAR_INPUTS = {
 
 
 class ScaleFold(NamedTuple):
-    """Tensors that scales can be folded into.
+    """The tensors that a vector of scales can be folded into.
 
     Attributes:
         width: number of scales.
@@ -43,17 +43,20 @@ class ScaleFold(NamedTuple):
     heads: int = 1
     times: int = 1
 
-    def read(self, numbers: np.ndarray) -> np.ndarray:
+    def expand(self, numbers: np.ndarray) -> np.ndarray:
         """Expand scales, [width], to the columns of the matrices."""
         return np.repeat(numbers.reshape(self.heads, -1), self.times, axis=0).reshape(-1)
 
     def average(self, columns: np.ndarray) -> np.ndarray:
-        """Average one value per column of the matrices over the columns that share a scale: [width]."""
+        """Average a value per column of the matrices over the columns that share a scale: [width]."""
         return columns.reshape(self.heads, self.times, -1).mean(axis=1).reshape(-1)
 
 
 class ReachedMatrix(NamedTuple):
-    """A matrix that an activation reaches; heads, times: see ScaleFold."""
+    """A matrix that an activation reaches.
+
+    heads, times: see ScaleFold.
+    """
 
     weight: Weight
     operation: Operation
@@ -64,15 +67,16 @@ class ReachedMatrix(NamedTuple):
 def find_folds(
     operations: Sequence[Operation], tensors: Mapping[str, Tensor], excluded: Sequence[str] = ()
 ) -> list[ScaleFold]:
-    """Find all folds, in the order of the operations; excluded: names of tensors that must not change.
+    """Return all folds, in the order of the operations.
 
-    At most one fold multiplies a tensor's columns, and at most one divides each of its rows.
+    excluded: names of tensors that must not change. At most one fold multiplies a tensor's columns, and at most one
+    divides each of its rows.
     """
     finder = FoldFinder(operations, tensors)
     return [
         fold
         for operation in operations
-        if (fold := finder.fold(operation))
+        if (fold := finder.find_fold(operation))
         and not {*fold.multiplied, *(name for name, _ in fold.divided)} & {*excluded}
     ]
 
@@ -90,7 +94,7 @@ class FoldFinder:
                 self._uses.setdefault(weight.name, []).append(operation)
         self._states = Counter(operation.state for operation in operations if isinstance(operation, Attend | WriteKV))
 
-    def fold(self, operation: Operation) -> ScaleFold | None:
+    def find_fold(self, operation: Operation) -> ScaleFold | None:
         """Return the fold of an operation's output; None if it cannot be scaled."""
         divided = self._find_divided_tensors(operation)
         reads = self._find_readers(operation.output) if divided else None
@@ -136,7 +140,7 @@ class FoldFinder:
         return tensor is not None and tensor.shape[-1] == read.weight.shape[-1]
 
     def _find_readers(self, x: Activation, heads: int = 1, times: int = 1) -> list[ReachedMatrix] | None:
-        """Find the matrices that an activation reaches; None if it reaches anything else, or no matrix."""
+        """Return the matrices that an activation reaches; None if it reaches anything else, or no matrix."""
         reached: list[ReachedMatrix] = []
         for operation in self._readers.get(x, []):
             if isinstance(operation, MatrixProduct) and operation.inputs[0] is x:
@@ -150,7 +154,7 @@ class FoldFinder:
         return reached or None
 
     def _propagate(self, x: Activation, operation: Operation, heads: int, times: int) -> tuple[int, int] | None:
-        """Return heads and times of an operation's output if it is linear in x; else None."""
+        """Return heads and times of an operation's output if it is linear in x, otherwise None."""
         verb, inputs = operation.verb, operation.inputs
         places = [place for place, each in enumerate(inputs) if each is x]
         if isinstance(operation, Attend):
@@ -158,7 +162,7 @@ class FoldFinder:
         return (heads, times) if places in [[place] for place in LINEAR_INPUTS.get(verb, ())] else None
 
     def _follow_attention(self, operation: Attend) -> tuple[int, int] | None:
-        """Return heads and times of attention's output, for its values; None if other layers read them, too."""
+        """Return heads and times of attention's output for its values; None if other layers read them, too."""
         state, heads = operation.state, operation.heads
         has_values = len(operation.inputs) - bool(operation.choices) == 3
         if not has_values or self._states[state] > 1 or heads % state.kv_heads:

@@ -1,8 +1,8 @@
-"""An append-only file of arrays that lets interrupted work resume.
+"""Store arrays in an append-only file, so that interrupted work can resume.
 
-The file begins with a hash of a key that identifies the work; a file with another key is replaced. Then come records:
-the lengths of a name and of an array in bytes, the name, the array, and a SHA-256 of all these. A record that a killed
-process left unfinished is cut off.
+The file begins with a hash of a key that identifies the work; a file with another key is replaced. Each record has the
+lengths of a name and of an array in bytes, the name, the array, and a SHA-256 of all these. A record that a killed
+process left unfinished is removed.
 """
 
 import hashlib
@@ -24,10 +24,10 @@ FLAGS = os.O_RDWR | os.O_CREAT
 
 
 class ArrayLog:
-    """An open log of arrays for one process. Use it in a `with` block.
+    """A file of named arrays, open in a `with` block of one process.
 
-    Several threads may read at once. Raises LocalllmError if the disk is full or a write fails, UsageError for a file
-    that is not an array log.
+    Several threads may read at once. Methods raise LocalllmError if the disk is full or a write fails; opening raises
+    UsageError if the file is not an array log.
     """
 
     def __init__(self, path: str | os.PathLike[str], key: str):
@@ -79,7 +79,7 @@ class ArrayLog:
         return name in self._places
 
     def read(self, name: str, first: int, end: int) -> np.ndarray:
-        """Read bytes `first` to `end` - 1 of an array, uint8."""
+        """Read bytes `first` to `end` - 1 of an array as uint8. Raises IndexError beyond its end."""
         start, count = self._places[name]
         if not 0 <= first <= end <= count:
             raise IndexError(f"{name}: bytes {first} to {end} of {count}")
@@ -91,7 +91,7 @@ class ArrayLog:
             raise self._make_error(error) from None
 
     def add(self, name: str, data: np.ndarray) -> None:
-        """Append an array, and wait until it is on disk."""
+        """Append an array and wait until it is on disk."""
         head, bytes_ = LENGTHS.pack(len(name.encode()), data.nbytes), data.tobytes()
         digest = hashlib.sha256(head + name.encode())
         digest.update(bytes_)
@@ -110,7 +110,7 @@ class ArrayLog:
         self._file.close()
 
     def remove(self) -> None:
-        """Delete the file once the work is done."""
+        """Delete the file, because the work is done."""
         self.path.unlink(missing_ok=True)
 
     def _make_error(self, error: OSError) -> LocalllmError:

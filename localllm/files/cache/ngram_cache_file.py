@@ -1,4 +1,4 @@
-"""Files of the n-gram cache: earlier tokens with an index, one file per vocabulary.
+"""Store the tokens of earlier answers, with an index, for n-gram speculation: one file per vocabulary.
 
     count      number of tokens, 4 bytes, little-endian
     tokens     int32 each
@@ -25,7 +25,7 @@ def get_folder() -> Path:
 
 
 def read_texts(name: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """Read the tokens and the index of a vocabulary; None if the file is missing or damaged."""
+    """Return the tokens and the index of a vocabulary, int32 each; None if the file is missing or damaged."""
     content = read_checksummed(get_folder() / name)
     if not content:
         return None
@@ -35,14 +35,14 @@ def read_texts(name: str) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def write_texts(name: str, tokens: np.ndarray, places: np.ndarray) -> None:
-    """Write the tokens and the index of a vocabulary. Raises OSError."""
+    """Write the tokens and the index of a vocabulary, and remove files of the oldest ones. Raises OSError."""
     content = struct.pack("<I", len(tokens)) + tokens.astype("<i4").tobytes() + places.astype("<i4").tobytes()
     write_checksummed(get_folder() / name, content)
     remove_oldest(get_folder(), MAX_VOCABULARIES)
 
 
 def list_files() -> list[tuple[int, int, float]]:
-    """List the files as (number of tokens, size in bytes, time of writing in seconds since 1970)."""
+    """Return the token count, size in bytes and time of writing (seconds since 1970) of each file."""
     rows = list[tuple[int, int, float]]()
     for path in list_paths():
         with suppress(FileNotFoundError):
@@ -53,10 +53,7 @@ def list_files() -> list[tuple[int, int, float]]:
 
 
 def remove_all() -> int:
-    """Remove all files; return their total size in bytes.
-
-    Raises LocalllmError if one cannot be removed.
-    """
+    """Remove all files and return their total size in bytes. Raises LocalllmError."""
     freed = 0
     for path in list_paths():
         try:
@@ -71,7 +68,7 @@ def remove_all() -> int:
 
 
 def list_paths() -> list[Path]:
-    """List the paths of all files; empty if there is no folder."""
+    """Return the paths of all files; empty if the folder does not exist."""
     with suppress(FileNotFoundError):
         return list(get_folder().iterdir())
     return []

@@ -1,4 +1,4 @@
-"""Files of the prefix cache, in the user's cache folder, each under its key and with checksums.
+"""Store the prefix cache in files of the user's cache folder, each named by its key.
 
     magic      8 bytes
     length     of the header, 4 bytes, little-endian
@@ -6,7 +6,7 @@
     checksum   CRC-32 of the header, 4 bytes
     sections   one after the other
 
-A file appears whole or not at all. A damaged one is removed: the prompt is then prefilled again. So any number of
+Files are written atomically, and a damaged one is removed, so that its prompt is prefilled again: any number of
 programs may read, write and remove files at once.
 """
 
@@ -42,7 +42,7 @@ SIZE_VARIABLE = "LOCALLLM_PREFIX_GB"  # environment variable for another limit, 
 
 @frozen
 class PrefixChunkInfo:
-    """The chunk of a prompt that a file holds: the tokens from the end of the chunk `before` up to `end`."""
+    """Which tokens of a prompt a file holds: those after the chunk `before`, up to position `end`."""
 
     model: str
     end: int
@@ -51,7 +51,7 @@ class PrefixChunkInfo:
 
 @frozen
 class PrefixEntry:
-    """A file of the prefix cache in a listing."""
+    """A file of the prefix cache as it is listed."""
 
     key: str
     about: PrefixChunkInfo
@@ -60,14 +60,14 @@ class PrefixEntry:
 
 
 class PrefixFile:
-    """An open file of the prefix cache. Use it in a `with` statement.
+    """An open file of the prefix cache, to be used in a `with` block.
 
     Attributes:
         about: the chunk that it holds.  parts: the size in bytes of each section, by name.
     """
 
     def __init__(self, key: str, file: BinaryIO):
-        """Read the header. Raises ValueError if this is not the complete file of that key."""
+        """Read the header. Raises ValueError unless the file is complete and belongs to the key."""
         self._key, self._file, self._places = key, file, dict[str, tuple[int, int]]()
         start, length = file.read(len(MAGIC)), file.read(4)
         if start != MAGIC or len(length) < 4 or (size := int.from_bytes(length, "little")) > MAX_HEADER_BYTES:
@@ -87,7 +87,7 @@ class PrefixFile:
             raise ValueError("the file is cut off")
 
     def read(self, name: str) -> np.ndarray:
-        """Read a section, uint8. Raises ValueError if it is damaged."""
+        """Read a section as uint8. Raises ValueError if it is damaged."""
         start, checksum = self._places[name]
         data = np.empty(self.parts[name], np.uint8)
         self._file.seek(start)
@@ -110,7 +110,7 @@ def get_folder() -> Path:
 
 
 def open_prefix(key: str) -> PrefixFile | None:
-    """Open the file of a key; None if it is missing or damaged. A damaged one is removed."""
+    """Open the file of a key; None if it is missing or damaged. A damaged file is removed."""
     path = get_folder() / key
     try:
         file = open(path, "rb", buffering=0, opener=open_file)  # noqa: SIM115 - it stays open
@@ -125,15 +125,15 @@ def open_prefix(key: str) -> PrefixFile | None:
 
 
 def remove_prefix(key: str) -> None:
-    """Remove the file of a key, if it can be removed."""
+    """Remove the file of a key; ignore errors."""
     with suppress(OSError):
         (get_folder() / key).unlink(missing_ok=True)
 
 
 def write_prefix(key: str, about: PrefixChunkInfo, parts: Mapping[str, np.ndarray]) -> None:
-    """Write sections, contiguous arrays by name, to the file of a key, in a folder private to the user.
+    """Write the file of a key, readable by this user only. Raises LocalllmError, OSError.
 
-    Raises LocalllmError, OSError.
+    parts: contiguous arrays, each stored as a section, by name.
     """
     create_private_folder(get_folder())
     described = [(name, data.nbytes, zlib.crc32(data.data)) for name, data in parts.items()]
@@ -157,7 +157,7 @@ def list_files() -> Iterator[tuple[str, os.stat_result]]:
 
 
 def list_entries() -> list[PrefixEntry]:
-    """List all readable files."""
+    """Return all files whose headers can be read."""
     listed = []
     for key, state in list_files():
         if file := open_prefix(key):
@@ -167,10 +167,7 @@ def list_entries() -> list[PrefixEntry]:
 
 
 def remove_all() -> int:
-    """Remove all files; return their total size in bytes.
-
-    Raises LocalllmError if one cannot be removed.
-    """
+    """Remove all files and return their total size in bytes. Raises LocalllmError."""
     freed = 0
     for key, state in list_files():
         try:
@@ -183,10 +180,7 @@ def remove_all() -> int:
 
 
 def get_size_limit() -> int:
-    """Return the maximum size in bytes of all files.
-
-    It is set by the environment, else by config.toml, else USUAL_LIMIT.
-    """
+    """Return the maximum size in bytes of all files: from LOCALLLM_PREFIX_GB, config.toml, or 4 GB."""
     variable = os.environ.get(SIZE_VARIABLE)
     if variable:
         with suppress(ValueError, OverflowError):
@@ -196,7 +190,7 @@ def get_size_limit() -> int:
 
 
 def limit_by_disk(total: int) -> int:
-    """Return the size limit, or less if the disk is nearly full.
+    """Return the maximum size in bytes, reduced to a quarter of the available disk space if that is less.
 
     total: size in bytes of all files now.
     """
@@ -208,7 +202,7 @@ def limit_by_disk(total: int) -> int:
 
 
 def prune() -> None:
-    """Remove files until the limit is met: the least recently used prompts first, each from its last chunk."""
+    """Remove files until the limit is met, those of the least recently used prompts first, their last chunks first."""
     by_age = [(state.st_mtime_ns, key, state.st_size) for key, state in list_files()]
     total = sum(size for _, _, size in by_age)
     limit = limit_by_disk(total)
@@ -221,7 +215,7 @@ def prune() -> None:
 
 
 def remove_temporary(age: float) -> None:
-    """Remove temporary files of killed programs that are at least `age` seconds old."""
+    """Remove the temporary files of killed programs that are at least `age` seconds old."""
     for path in get_folder().glob(".*.tmp"):
         with suppress(OSError):
             if path.stat().st_mtime <= time.time() - age:
@@ -231,7 +225,7 @@ def remove_temporary(age: float) -> None:
 def mark_used(keys: Iterable[str]) -> None:
     """Set the times of use of a prompt's chunks, given in order, so that later chunks expire first.
 
-    The times are set explicitly because the system's clock for file times advances only every 4 ms.
+    Times are set explicitly, because the clock of file times advances only every 4 ms.
     """
     now = time.time_ns()
     for place, key in enumerate(keys):

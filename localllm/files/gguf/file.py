@@ -1,10 +1,10 @@
-"""A memory-mapped GGUF model, of one file or several: metadata and read-only views of the weights.
+"""Map a GGUF model into memory, from one file or several: its metadata, and read-only views of the weights.
 
 The operating system loads pages on first access and shares them between processes. The first use of each page costs 1.5
 microseconds, even if it is in memory. Mapping many pages at once costs a fifth of that, and happens on another core:
 the first run of a 0.7 GB model takes 155 ms instead of 176.
 
-Releasing pages keeps the process's memory small; the system may keep the file's content in its cache, from which later
+Releasing pages reduces the memory of the process; the system may keep the file's content in its cache, from which later
 reads map the pages again.
 """
 
@@ -48,7 +48,7 @@ GUESSED = 1 << 10  # flag in general.file_type: the type was guessed from the te
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Tensor:
-    """A matrix (or vector, or stack of matrices) of weights as stored in the file."""
+    """A vector, a matrix or a stack of matrices, as stored in the file."""
 
     name: str
     format: Format
@@ -61,11 +61,11 @@ class Tensor:
 
 
 class GGUFFile:
-    """A mapped model file; views of it stay valid after `close`.
+    """A model file in memory; views of its tensors stay valid after `close`.
 
     Attributes:
         packed: the metadata values as stored in the file, uint8, each after its type id.
-        parts: the names of the tensors in each file that was read, by the file's path.
+        parts: names of the tensors in each file of a split model, by path.
         oddities: notes on irregularities found so far.
     """
 
@@ -79,14 +79,14 @@ class GGUFFile:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], needed: Collection[str] = NEEDED) -> "GGUFFile":
-        """Open the model in the file `path`, or the split model (-00001-of-00003.gguf) that it belongs to.
+        """Open a model file, or all files of a split model if `path` is one of them (-00001-of-00003.gguf).
 
-        Metadata values are int, float, bool or str, for an array of numbers a read-only NumPy array, for an array of
-        strings list[str]; those of the keys `needed` are decoded immediately. Raises ModelError for a file that cannot
-        be read or is not valid.
+        A metadata value is an int, float, bool or str; an array of numbers is a read-only NumPy array, an array of
+        strings list[str]. needed: keys whose arrays of strings are decoded now, others on first access. Raises
+        ModelError if a file is invalid or cannot be read.
         """
         path = os.fsdecode(path)
-        part = open_part(path, needed)
+        part = map_split(path, needed)
         count = part.read_integer("split.count", default=0)
         parts = open_split(path, part, count) if count > 1 else [part]  # a merged file keeps the key, with the value 0
         if count <= 1:
@@ -95,7 +95,7 @@ class GGUFFile:
         return cls(merged._replace(path=path), {part.path: list(part.tensors) for part in parts})
 
     def locate(self, view: np.ndarray) -> tuple[str, int] | None:
-        """Return the path of the file that an array is a view of, and its offset; None for other arrays."""
+        """Return the path and offset of an array that is a view of a file; None for other arrays."""
         if (mapping := get_map(view)) is None:
             return None
         for path, names in self.parts.items():
@@ -105,24 +105,24 @@ class GGUFFile:
 
     @property
     def parameters(self) -> int:
-        """The number of weights."""
+        """The number of weights of all tensors."""
         return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
 
     @property
     def main_format(self) -> str:
-        """The name of the most frequent format, counted in weights; "none" without weights."""
+        """The name of the format that most weights have; "none" without tensors."""
         weights: Counter[str] = Counter()
         for tensor in self.tensors.values():
             weights[tensor.format.name] += math.prod(tensor.shape)
         return weights.most_common(1)[0][0] if weights else "none"
 
     def stat_files(self) -> list[tuple[int, int, int]]:
-        """Return the size and times of each file. Raises OSError."""
+        """Return the version (size and times of change) of each file. Raises OSError."""
         return [get_file_version(path) for path in self.parts]
 
     @property
     def type_name(self) -> str:
-        """The recipe that general.file_type names, such as "Q4_K_M", else the main format."""
+        """The recipe that general.file_type names, such as "Q4_K_M", or the main format."""
         from localllm.quant.recipes import find_recipe  # here, because most commands do not need it
 
         number = self.metadata.get("general.file_type")
@@ -133,11 +133,11 @@ class GGUFFile:
 
     @property
     def nbytes(self) -> int:
-        """The size in bytes of all weights."""
+        """The size of all tensors in bytes."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def close(self) -> None:
-        """Drop metadata and tensors; the file is unmapped when its last view is gone."""
+        """Drop metadata and tensors; the memory is unmapped when the last view of it is gone."""
         self.metadata, self.tensors = Metadata(), {}
 
     def __enter__(self) -> "GGUFFile":
@@ -148,7 +148,7 @@ class GGUFFile:
 
 
 class FileSplit(NamedTuple):
-    """One file: a whole model, or one split of a model."""
+    """One file in memory: a whole model, or a split of a model."""
 
     path: str
     metadata: Metadata
@@ -164,9 +164,9 @@ class FileSplit(NamedTuple):
         return value
 
     def require_whole(self) -> None:
-        """Raise ModelError for one split of a model without split.count.
+        """Raise ModelError if a file without split.count is nevertheless a split.
 
-        A merged file may keep these keys, but with values for a whole model.
+        A merged file may keep split.no and split.tensors.count, with values that fit a whole model.
         """
         for key, expected in (("split.no", 0), ("split.tensors.count", len(self.tensors))):
             if (actual := self.read_integer(key, default=expected)) != expected:
@@ -177,7 +177,7 @@ def make_error(path: str, problem: str) -> ModelError:
     return ModelError(f"{printable(path, 4096)}: {problem}")
 
 
-def open_part(path: str, needed: Collection[str] = NEEDED) -> FileSplit:
+def map_split(path: str, needed: Collection[str] = NEEDED) -> FileSplit:
     data = map_file(path)
     header = read_header(data, path, needed)
     bytes_of_file = np.frombuffer(data, np.uint8)
@@ -194,7 +194,7 @@ def make_tensor(entry: TensorEntry, bytes_of_file: np.ndarray) -> Tensor:
 
 
 def map_file(path: str) -> mmap.mmap:
-    """Map a file read-only if it begins like a GGUF file."""
+    """Map a file read-only. Raises ModelError unless it begins like a GGUF file."""
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode):
@@ -213,7 +213,7 @@ def map_file(path: str) -> mmap.mmap:
             prefer_huge_pages(data)
             return data
     except FileNotFoundError:
-        raise make_error(path, "there is no such file") from None
+        raise make_error(path, "the file does not exist") from None
     except PermissionError:
         raise make_error(path, "no permission to read this file") from None
     except OSError as error:
@@ -225,10 +225,7 @@ def map_file(path: str) -> mmap.mmap:
 
 
 def describe_other_file(beginning: bytes) -> str:
-    """Return the end of the sentence "it ..." for a file that is not a GGUF file.
-
-    beginning: its first bytes.
-    """
+    """Describe a file that is not a GGUF file by its first bytes, as the end of a sentence: "is a text file"."""
     for magic, kind in OTHER_FILES:
         if beginning.startswith(magic):
             return f"is {kind}"
@@ -246,7 +243,7 @@ def describe_other_file(beginning: bytes) -> str:
 def open_split(path: str, named: FileSplit, count: int) -> list[FileSplit]:
     """Open all `count` files of a split model.
 
-    named: one of them, at `path`.
+    path, named: one of them, already open.
     """
     match = SPLIT.fullmatch(path)
     if not match or int(match["count"]) != count or not 1 <= int(match["number"]) <= count:
@@ -257,7 +254,7 @@ def open_split(path: str, named: FileSplit, count: int) -> list[FileSplit]:
         name = f"{match['stem']}-{number + 1:05d}-of-{count:05d}.gguf"
         if not os.path.exists(name):
             raise make_error(name, f"this file is missing; the model is split into {count} files")
-        part = named if name == path else open_part(name)
+        part = named if name == path else map_split(name)
         for key, expected in (("split.no", number), ("split.count", count)):
             if (actual := part.read_integer(key, default=-1)) != expected:
                 raise make_error(name, f"{key}: expected {expected}, found {'nothing' if actual == -1 else actual}")
@@ -268,16 +265,17 @@ def open_split(path: str, named: FileSplit, count: int) -> list[FileSplit]:
 
 
 def require_same_model(first: FileSplit, part: FileSplit) -> None:
-    """Raise ModelError if two files of a split model differ in common metadata other than split.no."""
+    """Raise ModelError if two splits differ in a metadata key that both have, except split.no."""
     for key in part.packed.keys() & first.packed.keys() - {"split.no"}:
         if not np.array_equal(part.packed[key], first.packed[key]):
             raise make_error(
-                part.path, f"{printable(key)}: not as in {printable(first.path, 4096)}: files of different models?"
+                part.path,
+                f"{printable(key)}: must equal that of {printable(first.path, 4096)}: files of different models?",
             )
 
 
 def merge_parts(parts: list[FileSplit]) -> FileSplit:
-    """Merge the files of a split model: the metadata of the first, the tensors of all."""
+    """Merge the splits of a model: the metadata of the first, the tensors of all. Raises ModelError."""
     first = parts[0]
     tensors: dict[str, Tensor] = {}
     for part in parts:
@@ -296,7 +294,7 @@ MIN_BYTES = 1 << 28  # bytes; for smaller files contention between the threads c
 
 
 def prefault(file: GGUFFile) -> None:
-    """Start mapping a model's large files in the background, if this system can."""
+    """Start a background thread that maps the pages of a model's large files, if this system can."""
     if memory.can_prefault():
         contents = {path: get_content(file.tensors[names[0]].data) for path, names in file.parts.items() if names}
         large = {path: content for path, content in contents.items() if len(content) >= MIN_BYTES}
@@ -305,9 +303,10 @@ def prefault(file: GGUFFile) -> None:
 
 
 def map_pages(contents: dict[str, np.ndarray]) -> None:
-    """Map the pages of files (path: content, uint8 [bytes]); runs in the background thread.
+    """Map the pages of files: the work of the background thread.
 
-    The arrays keep the maps alive. Pages that are not mapped in advance are mapped on first use.
+    contents: uint8 arrays by path, which keep the files mapped. A page that cannot be mapped now is mapped on first
+    use.
     """
     for path, content in contents.items():
         memory.prefault(path, content.ctypes.data, len(content), BYTES_PER_CALL)
@@ -322,14 +321,14 @@ def get_content(view: np.ndarray) -> np.ndarray:
 
 
 def get_map(view: np.ndarray) -> tuple[mmap.mmap, int] | None:
-    """Return the map that an array is a view of, and the view's offset in it; None for other arrays."""
+    """Return the map of a file that an array is a view of, and the offset in it; None for other arrays."""
     content = get_content(view)
     data = content.base.obj if isinstance(content.base, memoryview) else content.base
     return (data, view.ctypes.data - content.ctypes.data) if isinstance(data, mmap.mmap) else None
 
 
 def release_pages(view: np.ndarray) -> None:
-    """Release the whole pages within a view of a mapped file; ignore other arrays."""
+    """Release the memory of the whole pages within a view of a file; do nothing for other arrays."""
     if mapping := get_map(view):
         data, start = mapping
         memory.release_pages(data, start, start + view.nbytes)

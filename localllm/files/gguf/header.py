@@ -1,8 +1,8 @@
-"""The reader of a GGUF file's header: the metadata and the table of tensors, both validated.
+"""Read the header of a GGUF file: metadata and table of tensors, both validated.
 
-The file is untrusted. Every count, length and offset is a Python integer, compared with the size of the file before
-anything is allocated or read. Source: the GGUF specification,
-https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, which differ only by big-endian files).
+The file is not trusted: every count, length and offset is compared with the file's size before anything is allocated or
+read. Source: the GGUF specification, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, which
+differ only by big-endian files).
 """
 
 import math
@@ -62,7 +62,7 @@ NEEDED = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges")
 
 
 class TensorEntry(NamedTuple):
-    """A validated row of the table of tensors: its bytes lie within the file."""
+    """A row of the table of tensors, whose bytes lie within the file."""
 
     name: str
     format: Format
@@ -72,7 +72,7 @@ class TensorEntry(NamedTuple):
 
 
 class FileHeader(NamedTuple):
-    """The contents of a file before the weights."""
+    """What a file has before the weights: metadata and the table of tensors."""
 
     metadata: Metadata
     entries: list[TensorEntry]
@@ -84,27 +84,27 @@ SPACES = dict.fromkeys((0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x
 
 
 def printable(text: str, limit: int = 100) -> str:
-    """Escape a string for a message: one line without control characters, cut after `limit` ones."""
+    """Escape a string for a message: one line without control characters, cut after `limit` characters."""
     text = text if len(text) <= limit else text[:limit] + "…"
     return text if text and text.translate(SPACES).isprintable() else repr(text)
 
 
 def read_header(data: mmap.mmap, path: str, needed: Collection[str] = NEEDED) -> FileHeader:
-    """Read the metadata and the table of tensors of a mapped file.
+    """Read the metadata and the table of tensors of a mapped file. Raises ModelError.
 
-    path: for messages. needed: keys of arrays of strings that will be used: decoding them now is faster than later,
-    unless they are cached. Time and memory grow with the number of keys, tensors and strings, not with the length of
-    strings. Metadata values are int, float, bool or str; an array of numbers is a read-only NumPy view of the map
-    (maybe unaligned), an array of strings a list[str], an array of arrays a list of those. Raises ModelError.
+    path: for messages. needed: keys whose arrays of strings are decoded now, unless they are cached; the others on
+    first access. A metadata value is an int, float, bool or str; an array of numbers is a read-only NumPy view (perhaps
+    unaligned), an array of strings list[str], an array of arrays a list of those. Time and memory grow with the counts
+    of keys, tensors and strings, not with the length of strings.
     """
     return HeaderReader(data, path, needed, load_strings(data) if needed else {}).read()
 
 
 class HeaderReader:
-    """A reader that moves forward through the map.
+    """A reader that moves forward through a mapped header.
 
     Attributes:
-        field: name of the field that it reads, for messages.
+        field: the name of what it is reading, for messages.
     """
 
     def __init__(
@@ -114,9 +114,9 @@ class HeaderReader:
         needed: Collection[str] = (),
         cached_strings: Mapping[int, MappedStrings] = MappingProxyType({}),
     ):
-        """Start at byte 0.
+        """Begin at the start of the file.
 
-        cached_strings: cached arrays of strings, by the offset of their first string.
+        cached_strings: arrays of strings that need no decoding, by the offset of their first string.
         """
         self.needed, self.kept = needed, cached_strings
         self.data = data
@@ -152,29 +152,29 @@ class HeaderReader:
     # ---- pieces of the file
 
     def take(self, count: int) -> int:
-        """Move past the next `count` bytes and return their offset."""
+        """Skip `count` bytes and return their offset. Raises ModelError beyond the end of the file."""
         start = self.position
         if count > self.size - start:
-            self.ends(start + count)
+            self.fail_truncated(start + count)
         self.position = start + count
         return start
 
-    def ends(self, nbytes: int) -> NoReturn:
+    def fail_truncated(self, nbytes: int) -> NoReturn:
         self.fail(f"the file ends at byte {self.size} but this needs {nbytes} bytes: download incomplete?")
 
     def read_number(self, kind: struct.Struct) -> int:
-        """Read an integer."""
+        """Read an integer of this type."""
         return int(kind.unpack_from(self.data, self.take(kind.size))[0])
 
     def read_counts(self) -> tuple[int, int]:
-        """Read the first 24 bytes; return the number of tensors and of metadata keys."""
+        """Read the first 24 bytes and return the counts of tensors and metadata keys. Raises ModelError."""
         if self.data[self.take(4) : 4] != MAGIC:
             self.fail("not a GGUF file: expected the bytes GGUF at its start")
         version = self.read_number(UINT32)
         if version & 0xFFFF == 0 and version:
             self.fail("a big-endian GGUF file; only little-endian ones are supported")
         if version not in (2, 3):
-            self.fail(f"GGUF version {version} is not supported; expected 2 or 3")
+            self.fail(f"the GGUF version must be 2 or 3 (found {version})")
         tensors, keys = self.read_number(UINT64), self.read_number(UINT64)
         # A tensor takes at least 32 bytes of the table, a key at least 13.
         for field, count, limit, least in (("tensor", tensors, MAX_TENSORS, 32), ("metadata key", keys, MAX_KEYS, 13)):
@@ -182,11 +182,11 @@ class HeaderReader:
             if count > limit:
                 self.fail(f"{count} is too large; expected at most {limit}")
             if count * least > self.size - self.position:
-                self.ends(self.position + count * least)
+                self.fail_truncated(self.position + count * least)
         return tensors, keys
 
     def read_name(self, field: str, limit: int, may_have_spaces: bool = False) -> str:
-        """Read the name of a key or a tensor, which later error messages mention."""
+        """Read the name of a key or a tensor, and mention it in later errors. Raises ModelError."""
         self.field = field
         length = self.read_number(UINT64)
         if not 1 <= length <= limit:
@@ -216,10 +216,7 @@ class HeaderReader:
         self.fail(f"the value type must be from 0 to 12 (found {kind})")
 
     def make_decoder(self, start: int, end: int) -> Callable[[], str]:
-        """Return a function that decodes the string in bytes `start` to `end`.
-
-        Its errors name the current field.
-        """
+        """Return a function that decodes the string in bytes `start` to `end`; its errors name the current field."""
         data, path, field = self.data, self.path, self.field
 
         def decode() -> str:
@@ -238,7 +235,7 @@ class HeaderReader:
             self.fail(f"the element type must be from 0 to 12 (found {kind})")
         least = 8 if kind == STRING else 12  # bytes of an empty string or array
         if count * least > self.size - self.position:
-            self.ends(self.position + count * least)
+            self.fail_truncated(self.position + count * least)
         if kind == STRING:
             self.items += count
             if self.items > MAX_ITEMS:
@@ -256,7 +253,7 @@ class HeaderReader:
         return LazyValue(lambda: [value.value() if isinstance(value, LazyValue) else value for value in nested])
 
     def read_numbers(self, kind: int, count: int) -> np.ndarray:
-        """Read an array of numbers as a read-only view of the map, [count]."""
+        """Return an array of numbers as a read-only view, [count]. Raises ModelError."""
         start = self.take(count * SCALARS[kind].size)
         if kind != BOOL:
             return np.frombuffer(self.data, SCALARS[kind].format, count, start)
@@ -266,7 +263,7 @@ class HeaderReader:
         return codes.view(np.bool_)
 
     def read_strings(self, count: int) -> list[str]:
-        """Read an array of strings.
+        """Read an array of strings. Raises ModelError.
 
         A start may read 128,000 tokens and 280,000 merges, so short strings take a fast path.
         """
@@ -284,7 +281,7 @@ class HeaderReader:
             try:
                 length = length_at(data, position)[0]
             except struct.error:
-                self.ends(start)
+                self.fail_truncated(start)
             position = start + length
             if length > limit:
                 self.fail_too_long(len(strings), length, position)
@@ -293,29 +290,29 @@ class HeaderReader:
             except UnicodeDecodeError:
                 strings.append(decode_utf8(data[start:position]))
         if position > self.size:
-            self.ends(position)
+            self.fail_truncated(position)
         self.position = position
         return strings
 
     def skip_strings(self, cached: MappedStrings) -> LazyValue:
-        """Skip a cached array of strings."""
+        """Skip an array of strings that is cached, and return it as a value to be decoded on demand."""
         self.position = cached.end
         return LazyValue(lambda: cached[:], len(cached))
 
     def skip_to_decode(self, count: int) -> Callable[[], list[str]]:
-        """Skip an array of strings and return a function that decodes it."""
+        """Skip an array of strings, and return a function that decodes it."""
         data, start, length_at = self.data, self.position, UINT64.unpack_from
         position = start
         for number in range(count):
             try:
                 length = length_at(data, position)[0]
             except struct.error:
-                self.ends(position + 8)
+                self.fail_truncated(position + 8)
             position += 8 + length
             if length > MAX_ITEM_BYTES:
                 self.fail_too_long(number, length, position)
         if position > self.size:
-            self.ends(position)
+            self.fail_truncated(position)
         self.position = position
 
         def decode() -> list[str]:
@@ -327,7 +324,7 @@ class HeaderReader:
 
     def fail_too_long(self, number: int, length: int, end: int) -> NoReturn:
         if end > self.size:
-            self.ends(end)
+            self.fail_truncated(end)
         self.fail(f"string {number} of the array must have at most {MAX_ITEM_BYTES} bytes (found {length})")
 
     def read_alignment(self, kind: int, value: object) -> int:
@@ -340,7 +337,7 @@ class HeaderReader:
     # ---- the table of tensors
 
     def read_entry(self, number: int) -> TensorEntry:
-        """Read a row of the table of tensors; its `start` is relative to the first weight."""
+        """Read a row of the table of tensors, whose `start` is relative to the first weight. Raises ModelError."""
         name = self.read_name(f"name of tensor {number}", MAX_NAME_BYTES)
         self.field = f"tensor {printable(name)}"
         dimensions = self.read_number(UINT32)
@@ -351,7 +348,7 @@ class HeaderReader:
             self.fail(f"shape {list(shape)}: every dimension must be at least 1")
         kind = self.read_number(UINT32)
         if kind not in FORMATS:
-            self.fail(f"format {kind} is unknown or not supported")
+            self.fail(f"format {kind} is unknown; update localllm or quantize the model to another format")
         format = FORMATS[kind]
         if shape[-1] % format.block:
             self.fail(
@@ -361,9 +358,9 @@ class HeaderReader:
         return TensorEntry(name, format, shape, self.read_number(UINT64), size)
 
     def resolve_offsets(self, entries: list[TensorEntry], alignment: int) -> list[TensorEntry]:
-        """Make each `start` relative to the file.
+        """Return the entries with `start` relative to the file.
 
-        Fail if a tensor ends beyond the file, overlaps another one or leaves a gap.
+        Raises ModelError if a tensor ends beyond the file, overlaps another one or leaves a gap.
         """
         weights = -(-self.position // alignment) * alignment
         names: set[str] = set()
@@ -387,13 +384,13 @@ class HeaderReader:
             end, previous = entry.start + entry.size, entry.name
         if self.size > (end := weights + -(-end // alignment) * alignment):
             self.field = "tensor count"
-            if self.has_entry():  # the table goes on, so all weights would be read from the wrong bytes
+            if self.has_next_entry():  # the table goes on, so all weights would be read from the wrong bytes
                 self.fail(f"the data of {len(entries)} tensors ends at byte {end}, but the file at byte {self.size}")
             self.oddities.note(f"{self.size - end} bytes after the last tensor")
         return [entry._replace(start=weights + entry.start) for entry in entries]
 
-    def has_entry(self) -> bool:
-        """Return whether the next bytes parse as another row of the table; padding and weights do not."""
+    def has_next_entry(self) -> bool:
+        """Return whether the next bytes are another row of the table, which padding and weights are not."""
         reader = HeaderReader(self.data, self.path)
         reader.position = self.position
         try:
@@ -404,9 +401,8 @@ class HeaderReader:
 
 
 def decode_utf8(text: bytes) -> str:
-    r"""Decode UTF-8; a stray byte becomes \xNN.
+    r"""Decode UTF-8 with \\xNN for an invalid byte.
 
-    So one bad token does not make a model unreadable, it stays distinct from other bad tokens, and the result can be
-    printed and encoded.
+    So a token with invalid bytes does not make a model unreadable, stays distinct from others, and can be printed.
     """
     return text.decode(errors="backslashreplace")

@@ -1,7 +1,6 @@
-"""Opens remote GGUF files after downloading only their headers.
+"""Open remote GGUF files after downloading only their headers: megabytes instead of gigabytes.
 
-The rest of the local file is a hole, which is enough for everything that reads no weights. A header has some megabytes,
-the weights many gigabytes.
+The local file is sparse beyond the header, which is enough for everything that reads no weights.
 """
 
 import mmap
@@ -11,7 +10,7 @@ from functools import partial
 from typing import BinaryIO, NoReturn
 
 from localllm.errors import LocalllmError, ModelError
-from localllm.files.gguf.file import GGUFFile, merge_parts, open_part
+from localllm.files.gguf.file import GGUFFile, map_split, merge_parts
 from localllm.files.gguf.header import HeaderReader
 from localllm.system.files import open_temporary_file
 
@@ -22,11 +21,11 @@ MAX_BYTES = 1 << 28  # maximum size of a header in bytes; the largest known has 
 
 
 class IncompleteHeaderError(Exception):
-    """The header does not end within the downloaded bytes."""
+    """The downloaded bytes end before the header does."""
 
 
 class PartialHeaderReader(HeaderReader):
-    """A header reader for a file whose first `there` bytes are downloaded."""
+    """A header reader for a file of which only the first `there` bytes are downloaded."""
 
     there = 0
 
@@ -45,7 +44,7 @@ class PartialHeaderReader(HeaderReader):
 
 
 def is_header_complete(data: mmap.mmap, path: str, available: int) -> bool:
-    """Return whether the first `available` bytes of a file hold its whole header.
+    """Return whether the first `available` bytes of a file contain its whole header.
 
     Raises ModelError if they are not a GGUF header.
     """
@@ -63,9 +62,9 @@ def is_header_complete(data: mmap.mmap, path: str, available: int) -> bool:
 
 
 def write_header(file: BinaryIO, path: str, size: int, fetch: Callable[[int, int], bytes]) -> int:
-    """Fill an empty file with a model's header and extend it to `size` bytes; return the bytes fetched.
+    """Download a model's header into an empty file, extend it to `size` bytes, and return the number of bytes fetched.
 
-    fetch(start, end) returns bytes of the model. path: for messages. Raises ModelError if there is no valid header,
+    fetch(start, end) returns bytes of the model. path: for messages. Raises ModelError for an invalid header,
     LocalllmError if the disk is full or a write fails, and the exceptions of `fetch`.
     """
     available = 0
@@ -79,7 +78,7 @@ def write_header(file: BinaryIO, path: str, size: int, fetch: Callable[[int, int
                 if is_header_complete(data, path, available):
                     return available
     except (OSError, ValueError) as error:
-        raise LocalllmError(f"{path}: no disk space for its header: {error}") from None
+        raise LocalllmError(f"{path}: cannot write its header to the temporary folder: {error}") from None
     raise ModelError(f"{path}: the header must have at most {available} bytes")
 
 
@@ -89,8 +88,8 @@ def open_header_only(
 ) -> Iterator[tuple[GGUFFile, int]]:
     """Open a model by its headers only, in a `with` block; yield it and the number of bytes fetched.
 
-    files: the model's file or files in order, sizes in bytes by name. fetch(name, start, end) returns bytes of a file.
-    The temporary files have no name, so nothing is left behind. Raises the errors of write_header and GGUFFile.open.
+    files: sizes in bytes of the model's files, by name, in order. fetch(name, start, end) returns bytes of a file. The
+    temporary files have no name, so nothing is left behind. Raises the errors of write_header and GGUFFile.open.
     """
     with ExitStack() as stack:
         parts, fetched = [], 0
@@ -98,7 +97,7 @@ def open_header_only(
             file, path = stack.enter_context(open_temporary_file())
             fetched += write_header(file, name, size, partial(fetch, name))
             try:
-                parts.append(open_part(path, needed=())._replace(path=name))
+                parts.append(map_split(path, needed=())._replace(path=name))
             except ModelError as error:
                 raise type(error)(str(error).replace(path, name)) from None
         merged = merge_parts(parts) if len(parts) > 1 else parts[0]

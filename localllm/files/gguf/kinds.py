@@ -1,4 +1,4 @@
-"""Tell what a GGUF file has instead of a model, by its metadata."""
+"""Recognize GGUF files that are not models: adapters and control vectors."""
 
 import os
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ OPTIONS = {ADAPTER: "--lora", CONTROL_VECTOR: "--control-vector"}  # that take s
 
 
 def get_kind(metadata: Mapping[str, object]) -> str:
-    """Return "adapter" or "control vector", "" for models and other files."""
+    """Return "adapter", "control vector", or "" for any other file."""
     type, arch = (metadata.get(f"general.{name}") for name in ("type", "architecture"))
     if isinstance(type, str) and type == "adapter":  # a damaged file may have an array
         return ADAPTER
@@ -19,12 +19,12 @@ def get_kind(metadata: Mapping[str, object]) -> str:
 
 
 def read_kind(path: str | os.PathLike[str]) -> str:
-    """Return a file's kind as get_kind does; "" for a file that cannot be read."""
+    """Return what get_kind returns for a file; "" if it cannot be read."""
     return read_kind_and_format(path)[0]
 
 
 def read_kind_and_format(path: str | os.PathLike[str]) -> tuple[str, str]:
-    """Return a file's kind as get_kind does, and its format, such as Q4_K_M; "" for a file that cannot be read."""
+    """Return what get_kind returns for a file, and its format, such as Q4_K_M; "" if it cannot be read."""
     try:
         with GGUFFile.open(path, ("general.type", "general.architecture", "general.file_type")) as file:
             return get_kind(file.metadata), file.type_name

@@ -1,10 +1,10 @@
-"""A file's metadata by key, decoded on first access, and notes on its irregularities.
+"""Hold the metadata of a file, decoded on first access, and notes on its irregularities.
 
-A vocabulary's strings are found by index or by value without decoding all of them: it has 50,000 to 500,000, of which a
-prompt needs some hundreds; decoding all and building dictionaries takes 50 to 110 ms of a start. The offset of each
-string, and a table for finding a string, are in a file in the user's cache folder, with a hash of the whole header, so
-that a changed model is read again. It is written when the vocabulary has been checked; its name includes a hash of the
-checks' source files, as in checksummed_cache.py.
+A vocabulary has 50,000 to 500,000 strings, of which a prompt needs some hundreds. Decoding all and building
+dictionaries takes 50 to 110 ms, so strings are found by index or by value without that. The offset of each string, and
+a table for searching, are in a file in the user's cache folder. It has a hash of the whole header, so that a changed
+model is read again, is written once the vocabulary has passed its checks, and has a hash of the checks' sources in its
+name (see checksummed_cache.py).
 """
 
 import hashlib
@@ -45,14 +45,14 @@ class MappedStrings(Sequence[str]):
     """An array of strings in a mapped file, decoded on access.
 
     Attributes:
-        end: the offset after it in the file.
+        end: the offset after the array in the file.
     """
 
     def __init__(self, data: mmap.mmap, table: np.ndarray):
-        """Wrap a map and a table, uint32 [3 x count + 1].
+        """Wrap a mapped file and a table, uint32 [3 x count + 1].
 
-        The table holds the offsets of the strings in the file, and of the end; their checksums, sorted; and their
-        indices in the order of the checksums.
+        The table has the offsets of the strings and of their end; their checksums, sorted; and their indices in the
+        order of the checksums.
         """
         self._data, count = data, len(table) // 3
         self._begins, self._sums, self._places = (part.data for part in np.split(table, [count + 1, 2 * count + 1]))
@@ -87,7 +87,7 @@ class MappedStrings(Sequence[str]):
 
 
 class StringIndex(Mapping[str, int]):
-    """A mapping from strings to indices that builds a dictionary after many lookups."""
+    """A mapping from strings to indices that builds a dictionary once there have been many lookups."""
 
     def __init__(self, strings: MappedStrings):
         self._strings, self._removed, self._lookups = strings, set[str](), 0
@@ -128,7 +128,7 @@ class StringIndex(Mapping[str, int]):
 
 
 def load_strings(data: mmap.mmap) -> dict[int, MappedStrings]:
-    """Load the cached arrays of strings of a mapped file, by the offset of each one's first string."""
+    """Load the cached arrays of strings of a mapped file, by the offset of the first string of each."""
     content = read_checksummed(get_cache_path(data)) or b""
     numbers = np.frombuffer(content, np.uint32, offset=32) if content else np.zeros(0, np.uint32)
     arrays = dict[int, MappedStrings]()
@@ -141,9 +141,9 @@ def load_strings(data: mmap.mmap) -> dict[int, MappedStrings]:
 
 
 def save_strings(data: mmap.mmap, arrays: Sequence[tuple[slice, Sequence[str]]]) -> None:
-    """Cache arrays of strings for `load_strings`, if possible.
+    """Cache arrays of strings for `load_strings`, if the cache folder can be written.
 
-    Each comes with the slice of its bytes in the file.
+    arrays: the strings of each, with the slice of their bytes in the file.
     """
     if min(len(strings) for _, strings in arrays) < MIN_STRINGS:
         return
@@ -159,10 +159,10 @@ def save_strings(data: mmap.mmap, arrays: Sequence[tuple[slice, Sequence[str]]])
 
 
 def build_table(place: slice, strings: Sequence[str]) -> np.ndarray | None:
-    """Build the table of MappedStrings for the strings in the bytes `place` of the file.
+    """Build the table of MappedStrings, uint32 [3 x count + 1].
 
-    Returns uint32 [3 x count + 1], or None if a string is empty, if one has invalid UTF-8 (its decoded string is longer
-    than its bytes), or if too many are equal.
+    place: bytes of the strings in the file. Returns None if a string is empty or has invalid UTF-8, or if more than
+    MAX_EQUAL_CHECKSUMS have the same checksum.
     """
     texts = [text.encode() for text in strings]
     begins = place.start + np.cumsum([0, *(LENGTH + len(text) for text in texts)])
@@ -178,7 +178,7 @@ def build_table(place: slice, strings: Sequence[str]) -> np.ndarray | None:
 def get_cache_path(data: mmap.mmap) -> Path:
     """Return the path of a model's cache file.
 
-    Models with the same size and beginning share it; it holds the strings of the one that was opened last.
+    Models of the same size and beginning share a path; the file is of the one that was opened last.
     """
     name = hashlib.sha256(b"%d\0" % len(data) + data[:BEGINNING]).hexdigest()[:32]
     return get_cache_folder() / "vocabularies" / f"{hash_sources(*CHECKS)}-{name}"
@@ -190,11 +190,10 @@ def hash_header(data: mmap.mmap, end: int) -> bytes:
 
 
 def read_short_strings(chunk: np.ndarray, limit: int) -> tuple[list[str], int]:
-    """Read up to `limit` whole strings at the start of a chunk, uint8 [bytes].
+    """Read up to `limit` whole strings from the start of a chunk, uint8 [bytes], with the number of bytes they take.
 
-    Returns them and the number of bytes they take. Before each string is its length in bytes (8 bytes, little-endian).
-    Returns ([], 0) unless every string has 1 to 255 bytes of UTF-8 without a zero byte, as those of vocabularies have.
-    Reading strings one by one takes five times as long.
+    The length of each precedes it in 8 bytes, little-endian. Returns ([], 0) unless every string has 1 to 255 bytes of
+    UTF-8 without a zero byte, as those of vocabularies have. Reading strings one by one takes five times as long.
     """
     filled = np.flatnonzero(chunk)
     lengths_at = filled[:-1][np.diff(filled) == GAP][:limit]  # nonzero bytes before exactly seven zeros
@@ -218,9 +217,9 @@ MAX_NOTES = 6  # maximum of notes in the line that the user sees
 
 
 class Irregularities:
-    """Notes on irregularities of a file that can be used nevertheless, as other programs do.
+    """Notes on irregularities of a file that can be used nevertheless, as by other programs.
 
-    Missing parts, without which its outputs mean something else, have lines of their own.
+    Missing information that changes the outputs has lines of its own.
 
     Attributes:
         ignored: metadata keys without an effect, which a new file omits.
@@ -232,7 +231,7 @@ class Irregularities:
         self.ignored = set[str]()
 
     def note(self, problem: str, key: str = "") -> None:
-        """Note a problem, once.
+        """Add a note unless it exists.
 
         key: the metadata key that is ignored because of it.
         """
@@ -240,11 +239,11 @@ class Irregularities:
         self.ignored |= {key} if key else set()
 
     def note_missing(self, problem: str) -> None:
-        """Note, once, that something is missing that changes the meaning of the file's outputs."""
+        """Add a note, unless it exists, on missing information that changes the model's outputs."""
         self._missing[problem] = None
 
     def extend(self, other: "Irregularities") -> None:
-        """Add the notes on another split of the file."""
+        """Add the notes on another split of the model."""
         self._notes |= other._notes
         self._missing |= other._missing
         self.ignored |= other.ignored
@@ -253,7 +252,7 @@ class Irregularities:
         return len(self._notes) + len(self._missing)
 
     def format_lines(self) -> list[str]:
-        """Return a line about all irregularities, if there are any, and one for each missing part."""
+        """Return one line about all irregularities, if any, and a line for each piece of missing information."""
         if not (notes := [*self._notes]):
             return [*self._missing]
         shown_notes = notes[:MAX_NOTES] + ([f"and {len(notes) - MAX_NOTES} more"] if len(notes) > MAX_NOTES else [])
@@ -261,7 +260,7 @@ class Irregularities:
 
 
 class LazyValue(NamedTuple):
-    """A metadata value that is decoded on first use."""
+    """A metadata value that is decoded on first access."""
 
     value: Callable[[], object]
     length: int = 0  # of an array
@@ -269,19 +268,19 @@ class LazyValue(NamedTuple):
 
 
 class Metadata(UserDict[str, object]):
-    """Metadata by key. Strings are decoded on access, which may raise ModelError for a long one."""
+    """Metadata by key, whose strings are decoded on access; a string that is too long raises ModelError then."""
 
     def __init__(self, values: Mapping[str, object] | None = None, data: mmap.mmap | None = None):
         """Wrap values.
 
         data: the mapped file that they are in, or None. `places` has the bytes of each value in the file, `kept` the
-        cached arrays of strings. Both are emptied when a value is set or deleted.
+        cached arrays of strings; setting or deleting a value empties both.
         """
         super().__init__(values)
         self._data, self.places, self.kept = data, dict[str, slice](), dict[str, MappedStrings]()
 
     def compute_fingerprint(self, *keys: str) -> str | None:
-        """Hash these values as stored in the file (SHA-256); None if some are not from a file."""
+        """Hash values as they are stored in the file (SHA-256); None if one of them is not from a file."""
         if self._data is None or not all(key in self.places for key in keys):
             return None
         import hashlib  # seldom needed
@@ -293,21 +292,21 @@ class Metadata(UserDict[str, object]):
         return digest.hexdigest()
 
     def keep(self, *keys: str) -> None:
-        """Cache the offsets of these arrays of strings, so that the next start need not decode them."""
+        """Cache the offsets of arrays of strings, so that the next start need not decode them."""
         if self._data is not None and all(key in self.places for key in keys):
             places = (slice(self.places[key].start + BEFORE_STRINGS, self.places[key].stop) for key in keys)
             arrays = [strings for key in keys if isinstance(strings := self[key], list)]
             save_strings(self._data, list(zip(places, arrays, strict=True)))
 
     def count_strings(self, key: str) -> int | None:
-        """Return the length of an array of strings without decoding it; None if there is no such array."""
+        """Return the length of an array of strings without decoding it; None if the value is something else."""
         value = self.data.get(key)
         if isinstance(value, LazyValue):
             return value.length if value.length or isinstance(self[key], list) else None
         return len(value) if isinstance(value, list) else None
 
     def is_text(self, key: str) -> bool:
-        """Return whether the value is a string, without decoding it."""
+        """Return whether a value is a string, without decoding it."""
         value = self.data.get(key)
         return value.is_text if isinstance(value, LazyValue) else isinstance(value, str)
 

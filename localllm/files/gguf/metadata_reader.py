@@ -1,4 +1,4 @@
-"""Validated access to metadata: a value of another type or range raises ModelError with its key."""
+"""Read metadata with checks: a value of a wrong type or range raises ModelError with its key."""
 
 import math
 from collections.abc import Mapping
@@ -15,16 +15,16 @@ SMALLEST = float(np.finfo(np.float32).tiny)  # smaller positive float32 numbers 
 
 
 def format_value(value: object) -> str:
-    """Format a metadata value for a message: one short line."""
+    """Format a metadata value for a message in one short line."""
     if isinstance(value, list | np.ndarray) and len(value) > MAX_SHOWN_ITEMS:
         return f"an array of {len(value)}"
     return printable(str(value))
 
 
 class MetadataReader:
-    """Reads the metadata under a key prefix and checks the type of each value.
+    """Reads the metadata under a key prefix, with checks.
 
-    Methods take names: keys without the prefix.
+    Methods take keys without the prefix; they raise ModelError.
     """
 
     def __init__(
@@ -32,8 +32,7 @@ class MetadataReader:
     ):
         """Wrap metadata.
 
-        path: path of the file, for messages; "" if it is not known yet.  oddities: receives notes on harmless
-        irregularities.
+        path: of the file, for messages; "" if it is not known yet. oddities: receives notes on harmless irregularities.
         """
         self.metadata, self.prefix, self.path = metadata, prefix, path
         self.oddities = Irregularities() if oddities is None else oddities
@@ -45,7 +44,7 @@ class MetadataReader:
         return UnsupportedError(str(self.make_error(problem)))
 
     def make_value_error(self, name: str, expected: str) -> ModelError:
-        """Make the error for a value that is not as expected."""
+        """Build the error for a value that is not as `expected`, with the value that was found."""
         value = self.read_raw(name)
         return self.make_error(
             f"{self.format_key(name)} must be {expected} (found {'missing' if value is None else format_value(value)})"
@@ -56,7 +55,7 @@ class MetadataReader:
         return printable(self.prefix + name)
 
     def read_raw(self, name: str, default: object = None) -> object:
-        """Return the value without validation."""
+        """Return a value without checking it."""
         return self.metadata.get(self.prefix + name, default)
 
     def has(self, name: str) -> bool:
@@ -70,14 +69,14 @@ class MetadataReader:
         return value
 
     def read_number(self, name: str, default: float | None = None) -> float:
-        """Read a finite number that is neither negative nor subnormal."""
+        """Read a finite number that is 0 or above, and not subnormal in float32."""
         value = self.read_raw(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not is_number(value):
             raise self.make_value_error(name, "a positive number")
         return float(value)
 
     def read_flag(self, name: str, default: bool | None = None) -> bool:
-        """Read a bool."""
+        """Read a boolean."""
         value = self.read_raw(name, default)
         if not isinstance(value, bool):
             raise self.make_value_error(name, "true or false")
@@ -90,9 +89,9 @@ class MetadataReader:
         return value
 
     def read_array(self, name: str, kinds: str, expected: str) -> np.ndarray:
-        """Read an array of numbers of these NumPy kinds, [count].
+        """Read an array of numbers, [count].
 
-        expected: describes it in messages.
+        kinds: accepted NumPy dtype kinds, such as "iu". expected: describes the array in messages.
         """
         value = self.read_raw(name)
         if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.kind not in kinds:
@@ -111,12 +110,12 @@ def is_integer(value: object) -> TypeGuard[int]:
 
 
 def is_number(value: float) -> bool:
-    """Return whether a number is 0, or positive, finite and not subnormal in float32."""
+    """Return whether a value is 0, or positive, finite and not subnormal in float32."""
     return value == 0 or SMALLEST <= value < math.inf
 
 
 def count_strings(metadata: Mapping[str, object], key: str) -> int | None:
-    """Return the length of an array of strings without decoding it; None if there is no such array."""
+    """Return the length of an array of strings without decoding it; None if the value is something else."""
     if isinstance(metadata, Metadata):
         return metadata.count_strings(key)
     value = metadata.get(key)

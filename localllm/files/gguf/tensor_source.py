@@ -1,6 +1,6 @@
-"""The source of a model to be quantized: metadata, and tensors read a few rows at a time.
+"""Give quantizing one view of its source: metadata, and tensors that are read a few rows at a time.
 
-A GGUF file is one source; the folder of a Hugging Face checkpoint is another (localllm.convert).
+A GGUF file is such a source; the folder of a Hugging Face checkpoint is another (localllm.convert).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -16,29 +16,26 @@ from localllm.system import memory
 
 
 class SourceTensor(Protocol):
-    """A tensor of a source. Read-only; several threads may read at once."""
+    """A read-only tensor, which several threads may read at once."""
 
     @property
     def name(self) -> str: ...  # as in a GGUF file: blk.0.attn_q.weight
 
     @property
-    def format(self) -> Format: ...  # of the rows that `rows` returns
+    def format(self) -> Format: ...  # of the rows that `read_rows` returns
 
     @property
     def shape(self) -> tuple[int, ...]: ...  # in weights, the length of a row last
 
-    def rows(self, first: int, last: int) -> np.ndarray:
-        """Read rows first to last - 1 of all stacked matrices, as uint8 [last - first, bytes of a row].
-
-        The array is C-contiguous.
-        """
+    def read_rows(self, first: int, last: int) -> np.ndarray:
+        """Read rows first to last - 1, counted through all stacked matrices: uint8 [rows, bytes], C-contiguous."""
 
     def release_rows(self, first: int, last: int) -> None:
-        """Release these rows' memory, because they will not be read again soon."""
+        """Release the memory of rows that will not be read again soon."""
 
 
 class Source(Protocol):
-    """A whole model to read from."""
+    """A whole model to be read."""
 
     @property
     def path(self) -> str: ...  # as the user gave it
@@ -65,8 +62,8 @@ class Source(Protocol):
     def ignored(self) -> Collection[str]: ...  # metadata keys with invalid values, which a new file leaves out
 
 
-class GGUFSource:
-    """A GGUF file, or all files of a split model."""
+class GGUFModelSource:
+    """A GGUF file, or all files of a split model, as a source."""
 
     def __init__(self, file: GGUFFile):
         self.file, self.path, self.metadata = file, file.path, file.metadata
@@ -84,18 +81,18 @@ class GGUFSource:
 
 
 class GGUFTensor:
-    """A tensor in a mapped file."""
+    """A tensor of a mapped file as a source."""
 
     def __init__(self, tensor: Tensor):
         self.name, self.format, self.shape = tensor.name, tensor.format, tensor.shape
         self._data = tensor.data.reshape(count_rows(tensor.shape), -1)
         self._mapping = get_map(tensor.data)
 
-    def rows(self, first: int, last: int) -> np.ndarray:
+    def read_rows(self, first: int, last: int) -> np.ndarray:
         return self._data[first:last]
 
     def release_rows(self, first: int, last: int) -> None:
-        """Release the pages of these rows; the system may keep the file's content cached."""
+        """Release the pages of these rows; the system may keep the file's content in its cache."""
         if self._mapping:
             data, start = self._mapping
             width = self._data.shape[1]
@@ -103,5 +100,5 @@ class GGUFTensor:
 
 
 def count_rows(shape: tuple[int, ...]) -> int:
-    """Count the rows of all matrices of a stack; a vector has one."""
+    """Count the rows of all matrices of a stack; a vector has one row."""
     return prod(shape[:-1])

@@ -1,6 +1,6 @@
-"""A writer of GGUF files that holds one chunk of one tensor in memory at a time.
+"""Write GGUF files with only one chunk of one tensor in memory at a time.
 
-The header has only the sizes of tensors, so it can be written before any weight is computed. Source: the GGUF
+The header needs only the shapes of tensors, so it is written before any weight is computed. Source: the GGUF
 specification, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (version 3, little-endian).
 """
 
@@ -24,12 +24,12 @@ LENGTH = struct.Struct("<Q")
 
 
 class PackedValue(bytes):
-    """A metadata value as stored in a file: its type id, then its bytes. See GGUFFile.packed."""
+    """A metadata value as stored in a file: its type id, then its bytes (see GGUFFile.packed)."""
 
 
 @frozen
 class OutputTensor:
-    """A tensor to be written."""
+    """A tensor to be written, whose bytes are computed on demand."""
 
     name: str
     format: Format
@@ -43,7 +43,7 @@ class OutputTensor:
 
     @classmethod
     def from_array(cls, name: str, weights: np.ndarray) -> "OutputTensor":
-        """Wrap an array whose dtype is one of GGUF's plain types: float32, float16, int32, ..."""
+        """Wrap an array of one of GGUF's plain types: float32, float16, int32, ..."""
         kind = {"f": "F", "i": "I"}[weights.dtype.kind] + str(8 * weights.itemsize)
         return cls(name, BY_NAME[kind], weights.shape, (np.ascontiguousarray(weights),))
 
@@ -51,15 +51,15 @@ class OutputTensor:
 def write_gguf(path: str | os.PathLike[str], metadata: Mapping[str, object], tensors: Sequence[OutputTensor]) -> None:
     """Write a GGUF file, atomically.
 
-    metadata: see `pack_value` for possible values; `general.alignment` is respected. Raises LocalllmError if the disk
-    is full or a write fails, ValueError if a tensor's chunks do not have the size in bytes that its shape requires.
+    metadata: values that `pack_value` accepts; `general.alignment` sets the alignment of tensors. Raises LocalllmError
+    if the disk is full or a write fails, ValueError if a tensor's chunks do not have the size of its shape.
     """
     with SafeFile(path) as file:
         write_body(file, metadata, tensors)
 
 
 def write_body(file: SafeFile, metadata: Mapping[str, object], tensors: Sequence[OutputTensor]) -> None:
-    """Write the header and all tensors."""
+    """Write the header and all tensors into an open file."""
     alignment = get_alignment(metadata)
     file.write(build_header(metadata, tensors, alignment))
     for tensor in tensors:
@@ -72,7 +72,7 @@ def write_body(file: SafeFile, metadata: Mapping[str, object], tensors: Sequence
 
 
 def get_alignment(metadata: Mapping[str, object]) -> int:
-    """Return the alignment of tensors in the file, in bytes."""
+    """Return general.alignment, which tensors are aligned to in the file, in bytes."""
     value = metadata.get(ALIGNMENT)
     return DEFAULT_ALIGNMENT if value is None else int.from_bytes(pack_value(value)[4:8], "little")
 
@@ -80,7 +80,7 @@ def get_alignment(metadata: Mapping[str, object]) -> int:
 def build_header(
     metadata: Mapping[str, object], tensors: Sequence[OutputTensor], alignment: int = DEFAULT_ALIGNMENT
 ) -> bytes:
-    """Build the bytes before the weights, padded to the alignment."""
+    """Return the bytes before the weights, padded to the alignment."""
     parts = [MAGIC, struct.pack("<IQQ", VERSION, len(tensors), len(metadata))]
     for key, value in metadata.items():
         parts += [pack_string(key), pack_value(value)]
@@ -101,17 +101,17 @@ def compute_offsets(tensors: Sequence[OutputTensor], alignment: int) -> Iterator
 
 
 def pack_string(value: str | bytes) -> bytes:
-    """Encode a string with its length before it."""
+    """Encode a string after its length."""
     data = value.encode() if isinstance(value, str) else value
     return LENGTH.pack(len(data)) + data
 
 
 def pack_value(value: object) -> PackedValue:
-    """Encode a metadata value with its type.
+    """Encode a metadata value after its type id. Raises TypeError for types that GGUF lacks.
 
-    bool and str keep their types, bytes become a string, float becomes float32, and int the first of uint32, int32,
-    uint64 and int64 that holds it. A NumPy number or array keeps its dtype. A list or tuple becomes an array of
-    strings, bool, float32 or int32. Raises TypeError for other types.
+    bool and str keep their types, bytes become a string, a float becomes float32, and an int the first of uint32,
+    int32, uint64 and int64 that holds it. A NumPy scalar or array keeps its dtype. A list or tuple becomes an array of
+    strings, bool, float32 or int32.
     """
     if isinstance(value, PackedValue):
         return value
@@ -136,7 +136,7 @@ def pack_array(values: Sequence[object]) -> PackedValue:
 
 
 def pack_scalar(value: object) -> tuple[int, bytes]:
-    """Return a value's type id and its bytes."""
+    """Return the type id and the bytes of a value."""
     if isinstance(value, np.generic):
         return TYPE_IDS[value.dtype.newbyteorder("<")], value.tobytes()
     if isinstance(value, bool):

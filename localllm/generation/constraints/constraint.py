@@ -1,4 +1,4 @@
-"""Constraints on an answer: JSON by a schema, a grammar or a regular expression.
+"""Constrain an answer to JSON by a schema, a grammar or a regular expression.
 
 Tokens that cannot lead to a match are masked, so a finished answer always matches.
 
@@ -54,9 +54,9 @@ class Constraint:
     """A validated constraint on answers.
 
     Attributes:
-        kind: "schema", "grammar", "regex" or "tools".  grammar: in GBNF, or in llguidance's format.
+        kind: "schema", "grammar", "regex" or "tools".  grammar: in GBNF for "grammar", else in llguidance's format.
         is_compact: whether white space in JSON, which the model may write, is removed from the text.
-        distinct: the schema as JSON, if it has uniqueItems: repeated items are removed from the text.
+        distinct: the schema as JSON, if it has uniqueItems: repeated items are removed from the text; else "".
     """
 
     kind: str
@@ -66,7 +66,7 @@ class Constraint:
 
     @property
     def promise(self) -> str:
-        """The predicate of a finished answer, for messages: "matched its schema"."""
+        """What a finished answer has done, for messages: "matched its schema"."""
         promises = {"schema": "matched its schema", "grammar": "matched its grammar"}
         return promises.get(self.kind, "matched its regex")
 
@@ -80,9 +80,9 @@ class Constraint:
             self.create_matcher(LLTokenizer("byte"))
 
     def create_matcher(self, vocabulary: "LLTokenizer") -> "LLMatcher":
-        """Make a matcher at the start of an answer.
+        """Return llguidance's matcher at the beginning of an answer.
 
-        The first one takes 0.2 s for a vocabulary of 49 thousand tokens, 0.7 for 128 thousand; later ones take 20 us.
+        The first one takes 0.2 s for a vocabulary of 49 thousand tokens, 0.7 s for 128 thousand; later ones take 20 us.
         Raises UsageError for an invalid constraint.
         """
         from llguidance import LLMatcher, LLParserLimits
@@ -99,11 +99,11 @@ class Constraint:
 
     @classmethod
     def from_schema(cls, schema: object, whitespace: bool = False, additional_properties: bool = False) -> "Constraint":
-        """Constrain answers to a JSON schema: a dict, a string, or a type for pydantic.
+        """Return the constraint of a JSON schema: a dict, a string, or a type that pydantic accepts.
 
         Types are classes, list[int], Literal and the like. whitespace: keep the white space that the model writes;
-        otherwise it is removed. additional_properties: allow properties that the schema does not list; those of a class
-        are always closed.
+        otherwise it is removed. additional_properties: allow properties that the schema does not list; objects of
+        classes never have them. Raises UsageError for a schema that cannot be used.
         """
         from llguidance import LLMatcher
 
@@ -121,19 +121,20 @@ class Constraint:
 
     @classmethod
     def from_grammar(cls, text: str) -> "Constraint":
-        """Constrain answers to a grammar in GBNF, llama.cpp's notation."""
+        """Return the constraint of a grammar in GBNF, llama.cpp's notation."""
         return cls(GRAMMAR, text)
 
     @classmethod
     def from_regex(cls, regex: str) -> "Constraint":
-        r"""Constrain answers to full matches of a regular expression, in the syntax of Rust's regex crate.
+        r"""Return the constraint of a regular expression, in the syntax of Rust's regex crate.
 
-        \d, \w and \s mean ASCII, unless the regex begins with (?u).
+        The whole answer must match it. \d, \w and \s match ASCII only, unless the regex begins with (?u). Raises
+        UsageError for an invalid regex.
         """
         from llguidance import LLMatcher
 
         if not isinstance(regex, str):
-            raise UsageError(f"a regular expression must be a string, not {regex!r}")
+            raise UsageError(f"a regular expression must be a string, not {regex!r:.60}")
         return cls("regex", LLMatcher.grammar_from_regex(restrict_to_ascii(regex)))
 
 
@@ -162,14 +163,15 @@ def make_constraint(
     schema: object = None, grammar: str | None = None, regex: str | None = None, json_whitespace: bool = False,
     additional_properties: bool = False,
 ) -> Constraint | None:  # fmt: skip
-    """Build the constraint for one of schema, grammar and regex; None without any.
+    """Return the constraint of a schema, a grammar or a regex; None if all three are None.
 
-    json_whitespace, additional_properties: see Constraint.of_schema. Raises UsageError.
+    json_whitespace, additional_properties: see Constraint.from_schema. Raises UsageError for more than one of the
+    three, or an invalid one.
     """
     by_kind = {"schema": schema, "grammar": grammar, "regex": regex}
     names = [name for name, value in by_kind.items() if value is not None]
     if len(names) > 1:
-        raise UsageError(f"{names[0]} and {names[1]} cannot be combined")
+        raise UsageError(f"{names[0]} and {names[1]} cannot be combined: give only one of them")
     if schema is not None:
         return Constraint.from_schema(schema, json_whitespace, additional_properties)
     if grammar is not None:
@@ -179,7 +181,7 @@ def make_constraint(
 
 @lru_cache(maxsize=_CACHED_SCHEMAS)
 def _make_byte_matcher(grammar: str) -> "LLMatcher":
-    """Make a matcher at the start of a text, byte by byte."""
+    """Return a matcher at the beginning of a text, whose tokens are single bytes."""
     from llguidance import LLMatcher, LLTokenizer
 
     return LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
@@ -188,7 +190,7 @@ def _make_byte_matcher(grammar: str) -> "LLMatcher":
 def matches_schema(text: str, schema: Schema) -> bool:
     """Return whether a string is JSON that matches a schema, with properties in any order.
 
-    schema: includes llguidance's options.
+    schema: with llguidance's options.
     """
     from llguidance import LLMatcher
 
@@ -204,7 +206,7 @@ def matches_schema(text: str, schema: Schema) -> bool:
 def require_usable(schema: Schema) -> None:
     """Raise UsageError for a schema that llguidance does not accept.
 
-    schema: includes llguidance's options.
+    schema: with llguidance's options.
     """
     from llguidance import LLMatcher
 
@@ -217,7 +219,7 @@ def require_usable(schema: Schema) -> None:
 
 
 def _parse_schema(schema: object) -> dict[str, object]:
-    """Return a schema as a dict. Raises UsageError."""
+    """Return a schema as a dict. Raises UsageError for a value that is not a JSON schema."""
     if is_type(schema):
         schema = make_json_schema(schema)
     if isinstance(schema, str | bytes):
@@ -235,7 +237,7 @@ def _parse_schema(schema: object) -> dict[str, object]:
 
 
 def _shorten_error(message: str) -> str:
-    """Shorten an error message of llguidance to one line."""
+    """Return an error message of llguidance, shortened to one line."""
     message = re.split(r"\n *\d+ \| ", re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", message))[0]
     if message.startswith("NoExtension"):
         return "it matches no text"
@@ -256,24 +258,25 @@ def _shorten_error(message: str) -> str:
 
 
 class Matcher:
-    """Matches an answer against a constraint, token by token, and computes masks of the next token."""
+    """Matches an answer with a constraint, token by token, and computes masks of the next token."""
 
     def __init__(self, matcher: "LLMatcher | GrammarMatcher | JsonMatcher", vocab: int, tokenizer: "Tokenizer"):
         """Start at the beginning of an answer.
 
-        vocab: vocabulary size, including padding.
+        vocab: size of the vocabulary, with padding.
         """
         self._matcher, self._vocab, self._tokenizer = matcher, vocab, tokenizer
         self._unfinished: np.ndarray | None = None
         self._raise_error()
 
     def copy(self) -> "Matcher":
+        """Return an independent copy."""
         twin = copy(self)
         twin._matcher = self._matcher.deep_copy()
         return twin
 
-    def allowed_mask(self) -> np.ndarray:
-        """Compute the mask of the next token, bool [vocab], including end tokens if the answer may end.
+    def compute_allowed_mask(self) -> np.ndarray:
+        """Compute the mask of the next token, bool [vocab], which includes end tokens if the answer may end.
 
         Raises ConstraintError if llguidance's limits are exceeded.
         """
@@ -282,20 +285,21 @@ class Matcher:
         return np.unpackbits(mask, count=self._vocab, bitorder="little").view(bool)
 
     def accept(self, token: int) -> None:
-        """Advance by a token, which must be allowed."""
+        """Advance by an allowed token."""
         self._matcher.consume_token(token)
         self._raise_error()
 
     def accept_text(self, text: str) -> bool:
-        """Advance by a string if it is allowed; return whether it was."""
+        """Advance by a string if it is allowed; return whether it is."""
         tokens = self._tokenizer.encode_inside(text)
         return self._matcher.try_consume_tokens(tokens) == len(tokens)
 
     def names_any_token(self, tokens: Container[int]) -> bool:
+        """Whether the grammar names any of these tokens by text or id."""
         return isinstance(self._matcher, GrammarMatcher) and self._matcher.names_any_token(tokens)
 
     def compute_unfinished_mask(self, thinking: Thinking) -> np.ndarray:
-        """Compute the mask of reasoning before the answer, bool [vocab]: all tokens except end tokens.
+        """Compute the mask of the tokens within reasoning, bool [vocab]: all except end tokens.
 
         If the mark that ends reasoning is not a single token, tokens that contain its end and more text are excluded.
         """
@@ -310,11 +314,11 @@ class Matcher:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether the answer must end now."""
+        """Whether the answer must end now."""
         return self._matcher.is_stopped()
 
     def get_expected_tokens(self) -> list[int]:
-        """Return the usual tokens of forced text, as a draft: other tokens may write the same text."""
+        """Return the usual tokens of the forced text, as a draft; other tokens may write the same text."""
         if isinstance(self._matcher, GrammarMatcher):
             forced, is_last = self._matcher.find_forced()
             tokens = self._tokenizer.encode_inside(forced.decode(errors="ignore")) if forced else []
@@ -322,6 +326,7 @@ class Matcher:
         return [*takewhile(lambda token: token < self._vocab, self._matcher.compute_ff_tokens())]
 
     def _raise_error(self) -> None:
+        """Raise ConstraintError if the matcher cannot continue."""
         if self._matcher.is_error():
             raise ConstraintError(
                 f"the answer cannot be constrained any further: {_shorten_error(self._matcher.get_error())}"
@@ -332,9 +337,9 @@ _WHOLE = ""  # the vocabulary without slices
 
 
 class MatcherCache:
-    """The vocabularies and matchers of one tokenizer.
+    """The converted vocabularies and the matchers of one tokenizer.
 
-    They have no reference to the tokenizer, so that it can be freed.
+    It has no reference to the tokenizer, so that the tokenizer can be freed.
     """
 
     def __init__(self) -> None:
@@ -345,11 +350,15 @@ class MatcherCache:
         self.gates: dict[Hashable, threading.Lock] = {}  # of constraints that are being compiled
 
     def get_lock(self, constraint: Hashable) -> threading.Lock:
-        """Return the lock of the thread that compiles a constraint, for which others wait."""
+        """Return the lock that a thread holds while it compiles a constraint, for which others wait."""
         with self.lock:
             return self.gates.setdefault(constraint, threading.Lock())
 
     def get_vocabulary(self, kind: str, tokenizer: "Tokenizer", size: int) -> SpellingVocabulary:
+        """Return the vocabulary for a kind of constraint, converted when it is first needed.
+
+        size: number of tokens with padding.
+        """
         with self.lock:
             if kind not in self.vocabularies:
                 whole = self.vocabularies.get(_WHOLE) or convert_vocabulary(tokenizer, size)
@@ -357,12 +366,13 @@ class MatcherCache:
             return self.vocabularies[kind]
 
     def get_trie(self, tokenizer: "Tokenizer", size: int) -> TokenTrie:
+        """Return the trie of the vocabulary, built when it is first needed."""
         with self.lock:
             self.trie = self.trie or build_trie(tokenizer, size)
             return self.trie
 
     def keep(self, constraint: Hashable, beginning: "LLMatcher | GrammarMatcher | JsonMatcher") -> None:
-        """Cache the matcher at the start of an answer; drop the oldest."""
+        """Cache the matcher at the beginning of an answer; drop the oldest if the cache is full."""
         with self.lock:
             if len(self.beginnings) >= _MATCHERS:
                 del self.beginnings[next(iter(self.beginnings))]
@@ -375,9 +385,9 @@ _LOCK = threading.Lock()
 
 
 def _reset_after_fork() -> None:
-    """Replace locks and the data they protect in a forked process.
+    """Replace the locks and the data that they protect in a forked process.
 
-    The threads that may hold them do not exist there.
+    The threads that may hold the locks do not exist there.
     """
     global _LOCK, _CACHES
     _LOCK, _CACHES = threading.Lock(), WeakKeyDictionary()
@@ -387,7 +397,7 @@ register_after_fork(_reset_after_fork)
 
 
 def get_matcher(constraint: Constraint, tokenizer: "Tokenizer", vocab: int) -> Matcher:
-    """Make a matcher at the start of an answer; cached, see Constraint.beginning for times.
+    """Return a matcher at the beginning of an answer; cached, see Constraint.create_matcher for times.
 
     vocab: the model's vocabulary size, which may be larger than the tokenizer's. Raises UsageError for a vocabulary
     without an end token.
@@ -410,7 +420,7 @@ def get_matcher(constraint: Constraint, tokenizer: "Tokenizer", vocab: int) -> M
 def _make_matcher(
     cache: MatcherCache, constraint: Constraint, tokenizer: "Tokenizer", size: int
 ) -> "LLMatcher | GrammarMatcher | JsonMatcher":
-    """Make a matcher at the start of an answer. Raises UsageError."""
+    """Return a new matcher at the beginning of an answer. Raises UsageError for an invalid constraint."""
     if constraint.kind == GRAMMAR:
         return GrammarMatcher(constraint.grammar, tokenizer, cache.get_trie(tokenizer, size))
     vocabulary = cache.get_vocabulary(constraint.kind, tokenizer, size)

@@ -23,12 +23,14 @@ def has_unique_items(schema: object) -> bool:
 
 
 def drop_unique_items(schema: Schema) -> dict[str, object]:
+    """Return a schema without uniqueItems at any depth."""
     return {
         word: _drop_from_value(value) for word, value in schema.items() if word != "uniqueItems" or value is not True
     }
 
 
 def _drop_from_value(value: object) -> object:
+    """Return the value of a keyword without uniqueItems in the schemas that it contains."""
     if isinstance(value, list):
         return [_drop_from_value(part) for part in value]
     return drop_unique_items(value) if isinstance(value, Mapping) else value
@@ -36,11 +38,12 @@ def _drop_from_value(value: object) -> object:
 
 @dataclass
 class _OpenContainer:
-    """An open object or array.
+    """An object or array that is not closed yet.
 
     Attributes:
-        schemas: those that apply to it.  key: key of an object's next value. count: complete items of an array.
-        seen: keys of an array's items (see _identity) if it has uniqueItems, else None.
+        schemas: the schemas that apply to it.  key: key of the next value of an object.
+        count: number of complete items of an array.
+        seen: keys (see _make_key) of the items of an array with uniqueItems; else None.
         has_output: whether one of these items was released.
     """
 
@@ -54,7 +57,7 @@ class _OpenContainer:
 
 @dataclass
 class DistinctItems:
-    """Filters streamed JSON: removes repeated items from arrays with uniqueItems."""
+    """Removes repeated items from arrays with uniqueItems, in JSON that is being generated."""
 
     schema: Schema
     _levels: list[_OpenContainer] = field(default_factory=list)
@@ -64,13 +67,14 @@ class DistinctItems:
     _string: str = ""
 
     def copy(self) -> "DistinctItems":
+        """Return an independent copy, which shares the schema."""
         schema, self.schema = self.schema, {}
         twin = deepcopy(self)
         self.schema = twin.schema = schema
         return twin
 
     def push(self, text: str) -> str:
-        """Add text, and return the text that can be released."""
+        """Add text; return the text that cannot be removed any more."""
         for character in text:
             self._push_character(character)
         released, self._output[0] = self._output[0], ""
@@ -123,6 +127,7 @@ class DistinctItems:
         return schemas
 
     def _end_item(self, level: _OpenContainer) -> None:
+        """Release or drop the item of an array that has just ended."""
         item = self._output.pop()
         is_new = bool(item.strip())
         if is_new:
@@ -135,7 +140,7 @@ class DistinctItems:
 
 
 def _make_key(value: object) -> object:
-    """Return a key that is equal for values that JSON Schema considers equal."""
+    """Return a hashable key that is equal for values that are equal in JSON Schema."""
     if isinstance(value, dict):
         return "{", frozenset((name, _make_key(part)) for name, part in value.items())
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-r"""Parser of GBNF, llama.cpp's notation for grammars, into expressions.
+r"""Parse grammars in GBNF, llama.cpp's notation, to expressions.
 
     root ::= "yes" | "no" reason?     # a rule: strings, [classes], other rules, (groups), * + ? {2} {2,} {2,5}
     reason ::= ", because " [^\n]{1,80}
@@ -33,7 +33,7 @@ class CharacterSet:
     """One character of a set.
 
     Attributes:
-        ranges: ranges of code points, both ends included.
+        ranges: ranges of code points, including both ends.
     """
 
     ranges: tuple[tuple[int, int], ...]
@@ -41,10 +41,10 @@ class CharacterSet:
 
 @frozen
 class VocabularyToken:
-    """One token of the vocabulary, `<think>` or `<[1000]>`, or any other token if `is_negated`.
+    """One token of the vocabulary, `<think>` or `<[1000]>`; if `is_negated`, any other token.
 
     Attributes:
-        text: as in the grammar, with brackets.
+        text: as in the grammar, with brackets.  line: line number from 1.
     """
 
     text: str
@@ -59,21 +59,21 @@ class RuleReference:
 
 @frozen
 class Concatenation:
-    """Items in sequence."""
+    """Expressions that match one after the other."""
 
     items: "tuple[Expression, ...]"
 
 
 @frozen
 class Alternatives:
-    """Expressions one of which matches."""
+    """Expressions of which one matches."""
 
     alternatives: "tuple[Expression, ...]"
 
 
 @frozen
 class Repeat:
-    """A repeated item.
+    """An expression that matches from `least` to `most` times.
 
     Attributes:
         most: None without a limit.
@@ -92,7 +92,7 @@ class GrammarToken:
     """A lexical token of a grammar.
 
     Attributes:
-        line: from 1.
+        kind: name of its group in _TOKENS.  line: line number from 1.
     """
 
     kind: str
@@ -101,30 +101,34 @@ class GrammarToken:
 
 
 def parse_grammar(text: str) -> Mapping[str, Expression]:
-    """Parse a grammar into its rules, by name, including root. Raises UsageError with the line."""
+    """Parse a grammar in GBNF to its rules by name, of which one is root.
+
+    Raises UsageError, with the line number, for an invalid grammar.
+    """
     if not isinstance(text, str):
-        raise UsageError(f"a grammar must be a string, not {text!r}")
+        raise UsageError(f"a grammar must be a string, not {text!r:.60}")
     try:
         rules = GrammarParser(text.removeprefix("\ufeff")).parse_rules()
     except RecursionError:
         raise UsageError("the grammar is invalid: its groups are nested too deeply") from None
     if "root" not in rules:
-        raise UsageError("the grammar has no rule named root")
+        raise UsageError("the grammar has no rule named root: add one, the rule that the whole answer matches")
     return rules
 
 
 def make_grammar_error(line: int, problem: str) -> UsageError:
+    """Return the error for a problem in a line of the grammar."""
     return UsageError(f"the grammar is invalid in line {line}: {problem}")
 
 
 class GrammarParser:
-    """Parses a grammar by recursive descent."""
+    """Recursive-descent parser of a grammar."""
 
     def __init__(self, text: str):
         self._tokens, self._place = [*_tokenize(text)], 0
 
     def parse_rules(self) -> dict[str, Expression]:
-        """Parse all rules, by name; the last of several with one name wins. Raises UsageError."""
+        """Parse all rules; return them by name, the last of several with the same name. Raises UsageError."""
         rules: dict[str, Expression] = {}
         references: list[GrammarToken] = []
         while self._place < len(self._tokens):
@@ -157,14 +161,14 @@ class GrammarParser:
         return parts[0] if len(parts) == 1 else Concatenation(tuple(parts))
 
     def _parse_item(self) -> Expression | None:
-        """Parse a string, class, rule, token or group; None at the end of a sequence."""
+        """Parse a string, class, rule name, token or group; return None at the end of a sequence."""
         if self._is_next("name") and not self._is_next("assign", ahead=1):
             return RuleReference(self._consume("name").text)
         if self._is_next("text"):
             token = self._consume("text")
             codes = [*map(ord, _unescape(token, token.text[1:-1]))]
             if any(0xD800 <= code < 0xE000 for code in codes):
-                raise make_grammar_error(token.line, "there are no characters from \\uD800 to \\uDFFF")
+                raise make_grammar_error(token.line, "a string must not contain surrogates, \\uD800 to \\uDFFF")
             return Concatenation(tuple(CharacterSet(((code, code),)) for code in codes))
         if self._is_next("class"):
             return _parse_class(self._consume("class"))
@@ -188,7 +192,7 @@ class GrammarParser:
         return token.kind == kind and text in (None, token.text)
 
     def _consume(self, kind: str, text: str | None = None) -> GrammarToken:
-        """Consume the next token, which must have this type. Raises UsageError."""
+        """Return the next token and advance. Raises UsageError if it does not have this type and text."""
         if not self._is_next(kind, text if kind == "mark" else None):
             token = self._tokens[self._place] if self._place < len(self._tokens) else None
             line = token.line if token else self._tokens[-1].line
@@ -200,7 +204,10 @@ class GrammarParser:
 
 
 def _parse_count(repeat: GrammarToken) -> tuple[int, int | None]:
-    """Return the minimum and maximum of repetitions (None: no limit). Raises UsageError."""
+    """Return the minimum and maximum number of repetitions (None: no limit).
+
+    Raises UsageError if the maximum is below the minimum.
+    """
     if repeat.text in _COUNTS:
         return _COUNTS[repeat.text]
     minimum, comma, maximum = re.sub(r"\s", "", repeat.text)[1:-1].partition(",")
@@ -210,6 +217,7 @@ def _parse_count(repeat: GrammarToken) -> tuple[int, int | None]:
 
 
 def _tokenize(text: str) -> Iterator[GrammarToken]:
+    """Yield the lexical tokens of a grammar. Raises UsageError at an unexpected character."""
     place, line = 0, 1
     while place < len(text):
         match = _TOKENS.match(text, place)
@@ -222,7 +230,7 @@ def _tokenize(text: str) -> Iterator[GrammarToken]:
 
 
 def _unescape(token: GrammarToken, text: str) -> Iterator[str]:
-    """Resolve escapes."""
+    """Yield the characters of a string or class, with escapes resolved. Raises UsageError for an unknown escape."""
     place = 0
     while place < len(text):
         match = _CHARACTERS.match(text, place)
@@ -256,11 +264,11 @@ def _parse_class(token: GrammarToken) -> CharacterSet:
         place += 1
     if not ranges:
         raise make_grammar_error(token.line, "a character class must not be empty")
-    return CharacterSet(_invert(ranges) if is_negated else tuple(ranges))
+    return CharacterSet(_invert_ranges(ranges) if is_negated else tuple(ranges))
 
 
-def _invert(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """List the ranges of all other characters."""
+def _invert_ranges(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return the ranges of all other characters."""
     inverted, start = list[tuple[int, int]](), 0
     for first, last in sorted(ranges):
         if start < first:

@@ -35,7 +35,7 @@ _TOP = np.zeros(1, np.int32)  # the root node of the trie
 
 
 class RuleEntry:
-    """The rules that were entered at one position of a text, and their return states.
+    """The rules that were entered at one position of a text, and where they return to.
 
     Compared by identity.
 
@@ -61,10 +61,10 @@ _Read: TypeAlias = tuple[
 
 
 class Automaton:
-    """An automaton of a grammar over the tokens of a vocabulary.
+    """The pushdown automaton of a grammar over the tokens of a vocabulary.
 
     Attributes:
-        beginning: the configuration at the start.
+        beginning: the configuration at the beginning of a text.
     """
 
     def __init__(self, network: GrammarNetwork, trie: TokenTrie, token_ids: list[int]):
@@ -83,7 +83,7 @@ class Automaton:
         self._clear()
 
     def _classify_bytes(self) -> None:
-        """Group bytes that lead to the same states everywhere; they share a column of the table."""
+        """Group bytes that lead to the same states everywhere, so that they share a column of the table."""
         states = self._network.characters.steps
         following = np.zeros((256, len(states)), np.int32)
         for state, steps in enumerate(states):
@@ -96,7 +96,7 @@ class Automaton:
         self._merged = self._trie.merge(self._class_of)
 
     def _clear(self) -> None:
-        """Clear the cached table. Row 0 is the dead state."""
+        """Clear the cached table, except row 0, the dead state."""
         self._table = np.zeros((256, self._columns), np.int32)
         self._is_known, self._is_end = np.zeros(256, bool), np.zeros(256, bool)
         self._configurations: list[Configuration] = [frozenset()]
@@ -114,11 +114,11 @@ class Automaton:
         return self._end in configuration
 
     def must_end(self, configuration: Configuration) -> bool:
-        """Return whether the text is complete and cannot continue."""
+        """Return whether the text is complete and cannot go on."""
         return configuration == {self._end}
 
     def compute_mask(self, configuration: Configuration) -> bytes:
-        """Compute the mask of the next token, including end tokens, one bit each, the lowest first."""
+        """Compute the mask of the next token, which includes end tokens, one bit per token, the lowest bit first."""
         with self._lock:
             if len(self._configurations) > _ROWS:
                 self._clear()
@@ -126,8 +126,8 @@ class Automaton:
                 self._masks, configuration, _MASKS, lambda: self._compute_mask(configuration).tobytes()
             )
 
-    def read(self, configuration: Configuration, token: int) -> Configuration:
-        """Consume a token and return the next configuration, empty if the token is not allowed."""
+    def consume(self, configuration: Configuration, token: int) -> Configuration:
+        """Return the configuration after a token; empty if the token is not allowed."""
         with self._lock:
             row = self._get_row(configuration) if self._trie.texts[token] else 0
             for byte in self._trie.texts[token]:
@@ -137,7 +137,7 @@ class Automaton:
             return self._merge(self._configurations[row].union(*after))
 
     def find_forced(self, configuration: Configuration) -> tuple[bytes, bool]:
-        """Return the forced next bytes, about 200 at most, and whether the answer must end after them."""
+        """Return the bytes that must come next, about _FORCED at most, and whether the answer must end after them."""
         forced = bytearray()
         with self._lock:
             while len(forced) < _FORCED and self._end not in configuration and not self._expand_tokens(configuration):
@@ -154,9 +154,9 @@ class Automaton:
     # ---- masks
 
     def _compute_mask(self, configuration: Configuration) -> np.ndarray:
-        """Unite the masks of all parses.
+        """Return the union of the masks of all parses.
 
-        Walks within a rule are cached, independent of how it was entered.
+        Walks within a rule are cached, whatever entered it.
         """
         allowed = np.zeros(len(self._trie.texts), bool)
         for number, _, _ in self._expand_tokens(configuration):
@@ -180,7 +180,7 @@ class Automaton:
         return result
 
     def _walk_within(self, rule: int, ways: Iterable[Way]) -> tuple[np.ndarray, np.ndarray]:
-        """Walk from the root of the trie, as if the answer ended with the rule."""
+        """Walk from the root of the trie as if the answer ended with the rule."""
         if rule not in self._alone:
             self._alone[rule] = RuleEntry(frozenset([(rule, self._end[1], None)]), frozenset())
         configuration = frozenset((reader, closure, self._alone[rule]) for reader, closure, _ in ways)
@@ -190,8 +190,8 @@ class Automaton:
     def _walk(self, nodes: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Follow all tokens below nodes of the trie at once, level by level.
 
-        rows: the table's row at each node. Returns the bits of the allowed tokens, and the inner nodes at which the
-        text can end.
+        rows: row of the table at each node, int32 [nodes]. Returns the bits of the allowed tokens, and the inner nodes
+        at which the text can end.
         """
         trie = self._merged
         can_come = np.zeros(len(trie.column), bool)
@@ -222,11 +222,13 @@ class Automaton:
             allowed[token] = True
 
     def _is_matched(self, number: int, token: int) -> bool:
+        """Return whether a token is allowed where the grammar has the vocabulary token with this index."""
         return (self._token_ids[number] == token) != self._network.vocabulary_tokens[number].is_negated
 
     # ---- the table
 
     def _get_row(self, configuration: Configuration) -> int:
+        """Return the row of a configuration in the table; a full table is cleared."""
         row = self._rows.setdefault(configuration, len(self._configurations))
         if row == len(self._configurations):
             self._configurations.append(configuration)
@@ -238,11 +240,12 @@ class Automaton:
         return row
 
     def _follow(self, row: int, column: int) -> int:
+        """Return the row after a byte of this class."""
         self._compute_successors(row)
         return int(self._table[row, column])
 
     def _compute_successors(self, row: int) -> None:
-        """Compute the missing successors of a row, for each class of bytes."""
+        """Compute the missing successors of a row, one for each class of bytes."""
         if self._is_known[row]:
             return
         self._is_known[row] = True
@@ -261,7 +264,7 @@ class Automaton:
     def _advance(self, reads: "list[_Read]", steps: Iterable[tuple[int, int]]) -> Configuration:
         """Return the configuration after a byte.
 
-        steps: (index of a read that accepts the byte, the next state within its character).
+        steps: (index of a read that accepts the byte, next state within its character).
         """
         ways: set[Way] = set()
         for number, following in steps:
@@ -287,7 +290,7 @@ class Automaton:
     # ---- configurations
 
     def _expand(self, configuration: Configuration) -> "tuple[list[_Read], list[_Read]]":
-        """Collect the characters and vocabulary tokens that can come next, with their continuations."""
+        """Return the characters and the vocabulary tokens that can come next, with their continuations."""
         network = self._network
         reads: dict[_Read, None] = {}
         tokens: dict[_Read, None] = {}
@@ -314,7 +317,7 @@ class Automaton:
         return self._expand(configuration)[1] if self._network.vocabulary_tokens else []
 
     def _enter_rule(self, rule: int, state: int, entry: RuleEntry | None) -> Iterator[_Call]:
-        """Yield the calls that enter a rule; a call at its caller's end passes on the caller's continuations."""
+        """Yield the calls that enter a rule; a call at the end of its caller passes on the caller's continuations."""
         if state == AFTER_ROOT:
             yield rule, self._end[1], None
             return
@@ -332,7 +335,7 @@ class Automaton:
         return self._entries[calls]
 
     def _continue_at(self, closure: StateClosure, entry: RuleEntry | None) -> Iterable[Way]:
-        """Yield the parses that continue at a closure, and after its rule if that may end there."""
+        """Yield the parses that continue at a closure, and those after its rule if the rule may end there."""
         if closure.has_arcs:
             yield 0, closure, entry
         if closure.ends and entry is not None:
@@ -356,7 +359,7 @@ class Automaton:
     def _find_callers(self, rule: int, entry: RuleEntry) -> Iterator[tuple[StateClosure, RuleEntry | None]]:
         """Yield the states that continue once a rule ends, each with its entry.
 
-        They are those after each call of it, and those in rules that begin with it at the same position.
+        They follow the calls of the rule, also those in rules that begin with it at the same position.
         """
         yield from entry.callers.get(rule, ())
         for caller in entry.rules:
@@ -371,7 +374,7 @@ _Value = TypeVar("_Value")
 def _get_or_compute(
     cache: dict[Configuration, _Value], key: Configuration, size: int, compute: Callable[[], _Value]
 ) -> _Value:
-    """Return a cached value, or compute it; a full cache drops the least recently used one."""
+    """Return a cached value, or compute and cache it; a full cache drops the least recently used value."""
     value = cache.pop(key) if key in cache else compute()
     if len(cache) >= size:
         del cache[next(iter(cache))]
@@ -380,12 +383,12 @@ def _get_or_compute(
 
 
 class GrammarMatcher(TokenConsumer):
-    """A matcher of one answer against a grammar, token by token."""
+    """Matches one answer with a grammar, token by token."""
 
     def __init__(self, grammar: str, tokenizer: "Tokenizer", trie: TokenTrie):
         """Start at the beginning of an answer.
 
-        Raises UsageError for an invalid grammar, or one with tokens that this vocabulary lacks.
+        Raises UsageError for an invalid grammar, or one with tokens that the vocabulary lacks.
         """
         network = build_network(grammar)
         self._named = [_find_token(token, tokenizer) for token in network.vocabulary_tokens]
@@ -400,14 +403,14 @@ class GrammarMatcher(TokenConsumer):
         return copy(self)
 
     def compute_bitmask(self) -> bytes:
-        """Compute the mask of the next token, including end tokens, one bit each, the lowest first."""
+        """Compute the mask of the next token, which includes end tokens, one bit per token, the lowest bit first."""
         return self._automaton.compute_mask(self._configuration)
 
     def _accept(self, token: int) -> bool:
         if token in self._ends and self._automaton.can_end(self._configuration) and not self._has_ended:
             self._has_ended = True
             return True
-        configuration = self._automaton.read(self._configuration, token)
+        configuration = self._automaton.consume(self._configuration, token)
         if self._has_ended or not configuration:
             return False
         self._configuration = configuration
@@ -418,20 +421,21 @@ class GrammarMatcher(TokenConsumer):
         return self._has_ended or self._automaton.must_end(self._configuration)
 
     def find_forced(self) -> tuple[bytes, bool]:
-        """Return the forced text, about 200 bytes at most, and whether the answer must end after it."""
+        """Return the text that must come next, about 200 bytes at most, and whether the answer must end after it."""
         return self._automaton.find_forced(self._configuration)
 
     def names_any_token(self, tokens: Container[int]) -> bool:
+        """Return whether the grammar names any of these tokens by text or id."""
         return any(token in tokens for token in self._named)
 
 
 def _find_token(token: VocabularyToken, tokenizer: "Tokenizer") -> int:
-    """Return the id of a token that a grammar names. Raises UsageError."""
+    """Return the id of a token that a grammar names. Raises UsageError if the vocabulary does not have it."""
     if token.text.startswith("<["):
         number = int(token.text[2:-2])
         if number >= tokenizer.vocab_size:
             raise make_grammar_error(
-                token.line, f"there is no token {number}: the model's last token is {tokenizer.vocab_size - 1}"
+                token.line, f"a token id must be from 0 to {tokenizer.vocab_size - 1} (found {number})"
             )
         return number
     special = tokenizer.get_special_id(token.text)

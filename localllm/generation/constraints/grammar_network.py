@@ -1,4 +1,4 @@
-"""Grammars as recursive transition networks, one for each rule (W. Woods, 1970).
+"""Build recursive transition networks from grammars, one for each rule (W. Woods, 1970).
 
 Source: Transition network grammars for natural language analysis. States have arcs that read a character or token, or
 enter a rule. Arcs that no finished text uses are removed. Characters are matched byte by byte in UTF-8.
@@ -33,7 +33,11 @@ _SURROGATES = (0xD800, 0xDFFF)
 
 
 class Utf8Automata:
-    """The states of all character sets; `steps[state]` maps a byte to the next state, unless DEAD."""
+    """The automata that match the characters of sets in UTF-8.
+
+    Attributes:
+        steps: for each state, the next state by byte; DEAD for all other bytes.
+    """
 
     def __init__(self) -> None:
         self.steps: list[dict[int, int]] = [{}, {}]
@@ -41,7 +45,7 @@ class Utf8Automata:
         self.start_of = cache(self._add_start)  # of ranges
 
     def _add_start(self, ranges: Ranges) -> int:
-        """Create the start state of a set of ranges; DEAD for an empty set."""
+        """Return the start state of a set of ranges; DEAD for an empty set."""
         steps: dict[int, int] = {}
         merged = _normalize(ranges)
         for continuations, (low, high, lead) in enumerate(_LENGTHS):
@@ -50,7 +54,7 @@ class Utf8Automata:
         return self._add(steps)
 
     def _split_range(self, ranges: Ranges, continuations: int, lead: int) -> dict[int, int]:
-        """Map the first byte of characters of 1 + `continuations` bytes to states.
+        """Return the next states by the first byte of characters of 1 + `continuations` bytes.
 
         lead: the first byte without the bits of the code point.
         """
@@ -62,7 +66,7 @@ class Utf8Automata:
         return steps
 
     def _add_continuation(self, continuations: int, ranges: Ranges) -> int:
-        """Create the state that expects this many continuation bytes."""
+        """Return the state that expects this many continuation bytes."""
         if continuations == 0:
             return READ
         if (continuations, ranges) not in self._states:
@@ -70,6 +74,7 @@ class Utf8Automata:
         return self._states[continuations, ranges]
 
     def _add(self, steps: dict[int, int]) -> int:
+        """Add a state with these steps; return DEAD if it has none."""
         if not steps:
             return DEAD
         self.steps.append(steps)
@@ -77,6 +82,7 @@ class Utf8Automata:
 
 
 def _intersect(ranges: Iterable[tuple[int, int]], low: int, high: int) -> Ranges:
+    """Return the parts of ranges from `low` to `high`."""
     return tuple((max(a, low), min(b, high)) for a, b in ranges if a <= high and b >= low)
 
 
@@ -97,7 +103,7 @@ _KEPT = 64  # grammars
 
 
 class ArcType(Enum):
-    """The types of arcs between states: empty, a character, a token, or a whole rule."""
+    """The type of a transition between states: empty, a character, a token, or a whole rule."""
 
     SKIP = auto()
     READ = auto()
@@ -109,7 +115,7 @@ class Arc(NamedTuple):
     """A transition to another state.
 
     Attributes:
-        what: state of Utf8Automata (READ), token index (TOKEN) or rule (ENTER).
+        what: state of Utf8Automata (READ), index of the token (TOKEN) or rule (ENTER).  target: the next state.
     """
 
     kind: ArcType
@@ -118,11 +124,14 @@ class Arc(NamedTuple):
 
 
 class StateClosure:
-    """The arcs of a state and of all states that it reaches by SKIP arcs. Compared by identity.
+    """The arcs of a state and of all states that it reaches by SKIP arcs.
+
+    Compared by identity.
 
     Attributes:
-        rule: that the state belongs to.  arcs: all but SKIP.  reads: (state of Utf8Automata, next state).
-        tokens: (token index, next state).  enters: (rule, next state).  ends: whether the rule may end at the state.
+        rule: rule of the state.  arcs: all arcs but SKIP.  reads: (state of Utf8Automata, next state).
+        tokens: (index of the token, next state).  enters: (rule, next state).
+        ends: whether the rule may end at the state.
     """
 
     __slots__ = ("arcs", "ends", "enters", "reads", "rule", "tokens")
@@ -135,7 +144,7 @@ class StateClosure:
 
     @property
     def has_arcs(self) -> bool:
-        """Return whether any arc leaves it."""
+        """Whether any arc leaves the state."""
         return bool(self.reads or self.tokens or self.enters)
 
 
@@ -143,15 +152,15 @@ _Usable: TypeAlias = Callable[[Arc], bool]
 
 
 class GrammarNetwork:
-    """The states of a grammar's rules; closures are computed on demand.
+    """The states of the rules of a grammar; closures are computed when they are needed.
 
     Attributes:
-        characters: the automata of character sets.  vocabulary_tokens: by index.  root: the start rule.
+        characters: automata of the character sets.  vocabulary_tokens: by index.  root: the start rule.
         root_is_empty: whether the grammar accepts the empty text.
     """
 
     def __init__(self, rules: Mapping[str, Expression]):
-        """Build the network. Raises UsageError for a grammar that is too large or produces no text."""
+        """Build the network. Raises UsageError for a grammar that is too large or matches no text."""
         self.characters = Utf8Automata()
         self.vocabulary_tokens: list[VocabularyToken] = []
         self._arcs: list[list[Arc]] = []
@@ -173,6 +182,7 @@ class GrammarNetwork:
     # ---- building
 
     def _add_rule(self, expression: Expression) -> int:
+        """Queue a rule to be built; return its number."""
         self._pending.append(expression)
         return len(self._pending) - 1
 
@@ -182,6 +192,7 @@ class GrammarNetwork:
         self._ends.append(self._build(self._pending[rule], self.starts[rule]))
 
     def _add_state(self) -> int:
+        """Add a state of the current rule; return its number. Raises UsageError for too many states."""
         if len(self._arcs) >= MAX_STATES:
             raise UsageError("the grammar is too large: use smaller repetition counts")
         self._arcs.append([])
@@ -189,6 +200,7 @@ class GrammarNetwork:
         return len(self._arcs) - 1
 
     def _add_arc(self, start: int, kind: ArcType, target: int, end: int | None = None) -> int:
+        """Add an arc to the state `end` (None: a new state); return that state."""
         end = self._add_state() if end is None else end
         self._arcs[start].append(Arc(kind, target, end))
         return end
@@ -219,7 +231,10 @@ class GrammarNetwork:
                 return self._build_repeat(expression, start)
 
     def _build_repeat(self, repeat: Repeat, start: int) -> int:
-        """Add a repeated item; a complex one becomes an unnamed rule, so that its states exist once."""
+        """Add a repeated item after `start`; return its last state.
+
+        A complex item becomes a rule without a name, so that its states exist once.
+        """
         item, minimum, maximum = repeat.item, repeat.least, repeat.most
         copies = maximum if maximum is not None else minimum + 1
         is_rule = copies > 2 and not isinstance(item, CharacterSet | VocabularyToken | RuleReference)
@@ -242,7 +257,7 @@ class GrammarNetwork:
     # ---- removal of useless arcs
 
     def _remove_useless(self) -> None:
-        """Remove arcs that no finished text uses; rules that only match the empty text become SKIP arcs.
+        """Remove arcs that no finished text uses; rules that match only the empty text become SKIP arcs.
 
         Raises UsageError if the grammar matches no text.
         """
@@ -258,11 +273,11 @@ class GrammarNetwork:
             else arc.kind is ArcType.SKIP or arc.what != DEAD
             or arc.kind is ArcType.TOKEN), callers)  # fmt: skip
         if self.root not in finite:
-            raise UsageError("the grammar cannot be used: it matches no text")
-        self._drop(lambda arc: arc.kind is ArcType.ENTER and arc.what not in finite)
-        self._drop(lambda arc: arc.kind is ArcType.READ and arc.what == DEAD)
+            raise UsageError("the grammar cannot be used: it matches no text; give root an alternative that ends")
+        self._remove_arcs(lambda arc: arc.kind is ArcType.ENTER and arc.what not in finite)
+        self._remove_arcs(lambda arc: arc.kind is ArcType.READ and arc.what == DEAD)
         ending = self._find_ending()
-        self._drop(lambda arc: arc.target not in ending)
+        self._remove_arcs(lambda arc: arc.target not in ending)
         empty = _compute_fixpoint(lambda rule, known: self._ends[rule] in self._collect_reachable(
             rule, lambda arc: arc.kind is ArcType.SKIP or (arc.kind is ArcType.ENTER and arc.what in known),
         ), callers)  # fmt: skip
@@ -277,7 +292,7 @@ class GrammarNetwork:
         self.root_is_empty = self.root in empty
 
     def _collect_reachable(self, rule: int, usable: "_Usable") -> set[int]:
-        """Collect the states of a rule that usable arcs reach from its start."""
+        """Return the states of a rule that usable arcs reach from its start."""
         reached, todo = {self.starts[rule]}, [self.starts[rule]]
         while todo:
             for arc in self._arcs[todo.pop()]:
@@ -287,7 +302,7 @@ class GrammarNetwork:
         return reached
 
     def _find_ending(self) -> set[int]:
-        """Collect the states that reach the end of their rule."""
+        """Return the states from which the end of their rule can be reached."""
         sources: list[list[int]] = [[] for _ in self._arcs]
         for state, arcs in enumerate(self._arcs):
             for arc in arcs:
@@ -299,14 +314,15 @@ class GrammarNetwork:
             todo += added
         return ending
 
-    def _drop(self, useless: "_Usable") -> None:
+    def _remove_arcs(self, useless: "_Usable") -> None:
+        """Remove the arcs for which `useless` is true."""
         for state, arcs in enumerate(self._arcs):
             self._arcs[state] = [arc for arc in arcs if not useless(arc)]
 
     # ---- closures
 
     def _find_closure(self, state: int) -> StateClosure:
-        """Compute a state's closure; states of a rule with equal closures share one object."""
+        """Compute the closure of a state; states of a rule with equal closures share one object."""
         reached, todo = {state}, [state]
         arcs: set[Arc] = set()
         while todo:
@@ -320,23 +336,25 @@ class GrammarNetwork:
         return self._get_closure(rule, frozenset(arcs), self._ends[rule] in reached)
 
     def _get_closure(self, rule: int, arcs: frozenset[Arc], ends: bool) -> StateClosure:
+        """Return the closure with these arcs, a shared one if it exists."""
         if closure := self._shared.get((rule, arcs, ends)):
             return closure
         return self._shared.setdefault((rule, arcs, ends), StateClosure(rule, arcs, ends))  # threads share the network
 
     def _merge(self, closures: frozenset[StateClosure]) -> StateClosure:
-        """Unite several closures of a rule.
+        """Return the union of several closures of a rule.
 
-        `ends` is False, because the caller handles the rule's end.
+        `ends` is False, because the caller handles the end of the rule.
         """
         rule = next(iter(closures)).rule
         return self._get_closure(rule, frozenset[Arc]().union(*(closure.arcs for closure in closures)), False)
 
     def find_start(self, rule: int) -> StateClosure:
+        """Return the closure of the start state of a rule."""
         return self.find_closure(self.starts[rule])
 
     def _find_entered(self, rule: int) -> frozenset[int]:
-        """Collect a rule and all rules that it can begin with, directly or indirectly."""
+        """Return a rule and all rules with which it can begin, directly or indirectly."""
         entered, todo = {rule}, [rule]
         while todo:
             added = {each for each, _ in self.find_start(todo.pop()).enters} - entered
@@ -348,8 +366,8 @@ class GrammarNetwork:
 def _compute_fixpoint(belongs: Callable[[int, set[int]], bool], callers: Sequence[Collection[int]]) -> set[int]:
     """Compute the smallest set of rules that is closed under `belongs`.
 
-    `belongs` depends on the rules that a rule enters. callers: by rule, the rules that enter it. Raises UsageError if
-    it takes too long.
+    belongs: whether a rule is in the set, depending on the rules that it enters. callers: for each rule, the rules that
+    enter it. Raises UsageError if it takes longer than MAX_SECONDS.
     """
     members, end = set[int](), perf_counter() + MAX_SECONDS
     waiting = dict.fromkeys(range(len(callers)))  # rules usually come before those that they refer to
@@ -365,7 +383,10 @@ def _compute_fixpoint(belongs: Callable[[int, set[int]], bool], callers: Sequenc
 
 @lru_cache(_KEPT)
 def build_network(grammar: str) -> GrammarNetwork:
-    """Build the network of a grammar in GBNF, or return a cached one. Raises UsageError."""
+    """Return the network of a grammar in GBNF, built or from the cache.
+
+    Raises UsageError for an invalid grammar.
+    """
     try:
         with yield_to_threads():
             return GrammarNetwork(parse_grammar(grammar))
@@ -382,7 +403,7 @@ _count, _usual = 0, (True, 0.005)
 def yield_to_threads() -> Iterator[None]:
     """Let other Python threads run often, and pause the garbage collector.
 
-    A collection would stop them, up to a second for a grammar.
+    A collection would stop them for up to a second if the grammar is large.
     """
     global _count, _usual
     with _LOCK:

@@ -32,14 +32,14 @@ _MOST_EXPONENT = 308  # of a float
 
 
 def spell_canonically(code: int) -> bytes:
-    """Return the spelling of a character that llguidance accepts in every string."""
+    """Return the spelling of a character, in UTF-8, that llguidance accepts in every string."""
     if code in _WRITTEN:
         return _WRITTEN[code]
     return b"\\u%04x" % code if code < 0x20 or code == 0x7F else chr(code).encode()
 
 
 def parse_escape(text: bytes) -> Ranges:
-    """Return the code points whose JSON escapes begin with these bytes.
+    """Return the code points whose JSON escapes begin with these bytes, as ranges.
 
     There is exactly one if the escape is complete, and none if it is invalid. A surrogate must be part of a pair,
     because UTF-8 cannot encode a lone surrogate.
@@ -61,7 +61,7 @@ def parse_escape(text: bytes) -> Ranges:
 
 
 def _parse_surrogates(high: int, text: bytes) -> Ranges:
-    """Return the code points that a high surrogate and the beginning of an escape may spell."""
+    """Return the code points that a high surrogate and the beginning of another escape may spell."""
     digits = text[2:].lower()
     if not b"\\u".startswith(text[:2]) or len(digits) > 4 or any(digit not in _HEX for digit in digits):
         return []
@@ -71,12 +71,14 @@ def _parse_surrogates(high: int, text: bytes) -> Ranges:
 
 
 def is_whole_escape(text: bytes) -> bool:
+    """Whether a valid escape, or pair of escapes, is complete."""
     if text[1:2] != b"u":
         return len(text) == 2
     return len(text) == 12 or (len(text) == 6 and not _HIGH <= int(text[2:], 16) < _LOW)
 
 
 def _get_code_range(digits: bytes) -> tuple[int, int]:
+    """Return the first and last code unit that begin with these hexadecimal digits."""
     return int(digits.ljust(4, b"0"), 16), int(digits.ljust(4, b"f"), 16)
 
 
@@ -85,13 +87,13 @@ def _join_surrogates(high: int, low: int) -> int:
 
 
 def normalize_number(text: bytes) -> bytes:
-    """Return a number without an exponent and without trailing zeros."""
+    """Return a number without exponent and without zeros at its end."""
     value = Decimal(text.decode())
     return format(value.normalize(), "f").encode() if value else b"0"
 
 
 def expand_numbers(text: bytes) -> Iterator[bytes]:
-    """Yield the canonical spellings of the numbers that begin with a mantissa and a partial exponent."""
+    """Yield the canonical spellings of the numbers that begin with these bytes, which end within an exponent."""
     match = EXPONENT.fullmatch(text)
     if not match or len(match[3]) > 3:
         return
@@ -120,7 +122,7 @@ _BEGINNINGS = [
 
 
 class JsonMatcher(TokenConsumer):
-    """A matcher of one answer, with llguidance's methods.
+    """Matches one answer that is or contains JSON, with llguidance's methods.
 
     Attributes:
         depth: number of open brackets of the current JSON; None outside of JSON.
@@ -129,7 +131,7 @@ class JsonMatcher(TokenConsumer):
     def __init__(self, parser: "LLMatcher", vocabulary: SpellingVocabulary, is_json: bool):
         """Start at the beginning of an answer.
 
-        is_json: whether all of it is JSON; otherwise the grammar marks it.
+        is_json: whether the whole answer is JSON; otherwise the grammar marks the beginning of JSON.
         """
         self._parser: LLMatcher | None = parser  # after all of the text; None if only a canonical spelling goes on
         self._waiting: LLMatcher | None = None  # before the pending spelling
@@ -158,15 +160,15 @@ class JsonMatcher(TokenConsumer):
         if is_plain:
             return self._parser is not None and self._parser.try_consume_tokens([token]) == 1
         twin = self.deep_copy()
-        if not twin._read(text):
+        if not twin._consume_bytes(text):
             return False
         vars(self).update(vars(twin))
         return True
 
     def _resolve_number(self) -> "LLMatcher | None":
-        """Return a parser after the text, with a complete number in its canonical spelling.
+        """Return a parser after the text, with the pending number in its canonical spelling.
 
-        None if the number is incomplete.
+        Returns None if the number is incomplete.
         """
         if self._parser is not None or self._is_inside or self._waiting is None:
             return self._parser
@@ -183,9 +185,9 @@ class JsonMatcher(TokenConsumer):
         return twin
 
     def _consume_character(self, parser: "LLMatcher", code: int) -> "LLMatcher | None":
-        """Return a copy of a parser after a character of a string; None if it does not accept it.
+        """Return a copy of a parser after a character of a string; None if it does not accept the character.
 
-        A letter of a name or constant is never escaped: that would only change its text.
+        A letter of a name or constant is never escaped, since that would only change its spelling.
         """
         if code in _UNESCAPED and not all(parser.validate_tokens(self._vocabulary.get_ids(each)) for each in _SAMPLES):
             return None
@@ -194,10 +196,12 @@ class JsonMatcher(TokenConsumer):
 
     # ---- bytes
 
-    def _read(self, data: bytes) -> bool:
+    def _consume_bytes(self, data: bytes) -> bool:
+        """Advance by bytes; return whether all are allowed."""
         return all(map(self._consume_byte, data))
 
     def _consume_byte(self, byte: int) -> bool:
+        """Advance by a byte; return whether it is allowed."""
         if self.depth is None:
             self._enter_json(byte)
             return self._advance(byte)
@@ -223,7 +227,7 @@ class JsonMatcher(TokenConsumer):
         return self._advance(byte)
 
     def _advance(self, byte: int) -> bool:
-        """Let the parser consume a byte as it is; return whether it accepts the byte."""
+        """Advance the parser by a byte as it is; return whether the parser accepts it."""
         if self._parser and not self._parser.try_consume_tokens(self._vocabulary.get_ids(bytes([byte]))):
             self._parser = None
         return self._parser is not None
@@ -240,6 +244,7 @@ class JsonMatcher(TokenConsumer):
             self.depth = self.depth or None
 
     def _consume_in_escape(self, byte: int) -> bool:
+        """Advance within an escape; return whether the byte is allowed."""
         self._pending += bytes([byte])
         ranges = parse_escape(self._pending)
         if not ranges:
@@ -257,15 +262,16 @@ class JsonMatcher(TokenConsumer):
         return self._waiting is not None and self._accepts_any(self._waiting, parse_escape(self._pending))
 
     def _allows_exponent(self) -> bool:
-        """Return whether the pending number may have an exponent: integers are written in digits."""
+        """Return whether the pending number may have an exponent; integers may not."""
         point = self._parser is not None and self._parser.validate_tokens(self._vocabulary.get_ids(b"."))
         return MANTISSA.fullmatch(self._pending) is not None and (bool(point) or b"." in self._pending)
 
     def _can_end_number(self) -> bool:
-        """Return whether the pending number, with an exponent, can become an allowed one."""
+        """Return whether the pending number, which has an exponent, can become an allowed one."""
         return any(map(self._accepts_number, expand_numbers(self._pending)))
 
     def _accepts_number(self, number: bytes) -> bool:
+        """Return whether the text may continue with a number and end or go on after it."""
         parser = self._waiting and self._extend_parser(self._waiting, number)
         return parser is not None and (
             parser.is_accepting()
@@ -285,10 +291,7 @@ class JsonMatcher(TokenConsumer):
         return False
 
     def _accepts_utf8(self, parser: "LLMatcher", lead: int, ranges: Ranges) -> bool:
-        """Return whether a character of several bytes that begins with `lead` is allowed.
-
-        It must also be in one of the ranges.
-        """
+        """Return whether a string may continue with a character in these ranges whose first byte is `lead`."""
         length = 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
         waiting = [(parser, lead, lead & (0x7F >> length), length - 1)]
         while waiting:
@@ -307,7 +310,7 @@ class JsonMatcher(TokenConsumer):
     # ---- masks
 
     def compute_bitmask(self) -> bytes:
-        """Compute the mask of the next token, including end tokens, one bit each, the lowest first."""
+        """Compute the mask of the next token, which includes end tokens, one bit per token, the lowest bit first."""
         parser, vocabulary = self._resolve_number(), self._vocabulary
         allowed = np.zeros(vocabulary.mark + 1, bool) if parser is None else _unpack_mask(parser).copy()
         allowed = allowed[: vocabulary.size]
@@ -324,7 +327,7 @@ class JsonMatcher(TokenConsumer):
         return np.packbits(allowed, bitorder="little").tobytes()
 
     def _allow_forced(self, allowed: np.ndarray) -> None:
-        """Allow the tokens that write a prefix of the forced text, up to a character that may be escaped.
+        """Allow all tokens that write a prefix of the forced text, up to a character that may be escaped.
 
         llguidance allows only the usual token of such a text, which may reach beyond that character.
         """
@@ -337,7 +340,7 @@ class JsonMatcher(TokenConsumer):
                 allowed[token] |= len(text) <= spelled.start() and forced.startswith(text)
 
     def _allow_pending(self, allowed: np.ndarray) -> None:
-        """Allow the tokens that continue an escape or number in a spelling that the parser rejects."""
+        """Allow the tokens that continue an escape or number in a spelling that the parser does not accept."""
         by_first, texts = self._vocabulary.by_first, self._vocabulary.texts
         heads: dict[bytes, JsonMatcher | None] = {b"": self}  # after the beginnings of tokens
         viable = [byte for byte in by_first if self._is_viable(byte)]
@@ -359,7 +362,7 @@ class JsonMatcher(TokenConsumer):
     def _is_viable(self, byte: int) -> bool:
         """Return whether the pending spelling may continue with a byte.
 
-        Not asked for bytes after which the parser accepts everything.
+        Only called for bytes after which the parser does not accept everything.
         """
         one, ids = bytes([byte]), self._vocabulary.get_ids
         is_native = self._parser is not None and bool(self._parser.validate_tokens(ids(one)))
@@ -380,7 +383,7 @@ class JsonMatcher(TokenConsumer):
         """Return whether the answer may continue with these bytes."""
         if self._is_inside and not self._pending and self._parser and not _SPECIAL.search(data):
             return self._parser.validate_tokens(self._vocabulary.get_ids(data)) == len(data)
-        return self.deep_copy()._read(data)
+        return self.deep_copy()._consume_bytes(data)
 
     # ---- state
 
@@ -404,12 +407,15 @@ class JsonMatcher(TokenConsumer):
         return bool(self._error) or (self._parser is not None and self._parser.is_error())
 
     def get_error(self) -> str:
+        """Return the error message; "" without an error."""
         return self._error or (self._parser.get_error() if self._parser else "")
 
 
 def _unpack_mask(parser: "LLMatcher") -> np.ndarray:
+    """Return the mask of a parser's next token, bool [tokens]."""
     return np.unpackbits(np.frombuffer(parser.compute_bitmask(), np.uint8), bitorder="little").view(bool)
 
 
 def _is_overlapping(first: int, last: int, ranges: Ranges) -> bool:
+    """Return whether a range of code points overlaps one of several ranges."""
     return any(low <= last and first <= high for low, high in ranges)

@@ -1,4 +1,4 @@
-"""JSON of answers: without white space, with normalized integers, converted to Python types."""
+"""Compact the JSON of answers, normalize its integers, and convert it to Python types."""
 
 import json
 import re
@@ -16,9 +16,10 @@ _PLAIN = re.compile(r'[^"\\]+')  # within a string
 
 
 class JsonCompactor:
-    """Filters streamed JSON: removes white space outside of strings.
+    """Removes white space outside of strings from JSON that is being generated.
 
-    Models write white space as in their training, and answer worse if a constraint forbids it; programs need none.
+    Models write white space as in their training data, and answer worse if a constraint forbids it; programs do not
+    need it.
     """
 
     def __init__(self) -> None:
@@ -48,7 +49,7 @@ class JsonCompactor:
 
 
 def normalize_whole_numbers(text: str) -> str:
-    """Return JSON whose integers have no point and no exponent: 5.0 becomes 5.
+    """Return JSON whose integers have neither point nor exponent: 5.0 becomes 5.
 
     Invalid JSON is returned unchanged.
     """
@@ -59,6 +60,7 @@ def normalize_whole_numbers(text: str) -> str:
 
 
 def _parse_number(text: str) -> int | float:
+    """Return a number as int if it is whole, else as float."""
     number = float(text)
     return int(number) if number.is_integer() else number
 
@@ -67,12 +69,12 @@ _DATA = (Mapping, str, bytes, bool, int, float, list, tuple, type(None))
 
 
 def is_type(schema: object) -> bool:
-    """Return whether a schema is a type, such as a class, list[int], Literal or a TypeAdapter."""
+    """Whether a schema is a type, such as a class, list[int], Literal or a TypeAdapter."""
     return not isinstance(schema, _DATA)
 
 
 def get_adapter(kind: Any) -> "TypeAdapter[object]":
-    """Return pydantic's adapter of a type. Raises UsageError for an unsupported type."""
+    """Return pydantic's adapter of a type. Raises UsageError for a type that pydantic does not accept."""
     from pydantic import TypeAdapter
     from pydantic.errors import PydanticUserError
 
@@ -85,7 +87,7 @@ def get_adapter(kind: Any) -> "TypeAdapter[object]":
 
 
 def make_json_schema(kind: object) -> dict[str, Any]:
-    """Return the JSON schema of a type. Raises UsageError."""
+    """Return the JSON schema of a type. Raises UsageError for a type that has none."""
     from pydantic.errors import PydanticUserError
 
     if hasattr(kind, "model_json_schema"):
@@ -98,11 +100,14 @@ def make_json_schema(kind: object) -> dict[str, Any]:
 
 
 def parse_answer(text: str, finish_reason: str, kind: object) -> Any:
-    """Convert an answer's JSON to a type, or to plain values without one.
+    """Parse the JSON of an answer to a type, or to plain values if `kind` is None.
 
-    Raises CutError for an answer that has not ended, and pydantic's ValidationError where the type validates more than
+    Raises CutError for an answer that is not finished, and pydantic's ValidationError where the type is stricter than
     its schema.
     """
     if finish_reason != "stop":
-        raise CutError(f"the answer is incomplete ({finish_reason or 'interrupted'}) and cannot be parsed")
+        raise CutError(
+            f"the answer is incomplete ({finish_reason or 'interrupted'}) and cannot be parsed: "
+            "let it end, or raise max_tokens"
+        )
     return json.loads(text) if kind is None else get_adapter(kind).validate_json(text)

@@ -1,4 +1,4 @@
-"""Rewrite JSON schemas so that llguidance enforces their meaning; refuse those it cannot.
+"""Rewrite JSON schemas so that llguidance enforces their meaning, and refuse those that it cannot enforce.
 
 Objects without `additionalProperties` are closed: JSON Schema allows any other property then, but small models invent
 properties without end; llama.cpp closes such objects, too. An object without `properties` stays open.
@@ -18,7 +18,7 @@ Schema = Mapping[str, Any]  # a JSON schema or subschema
 
 
 def resolve_pointer(reference: object, root: Schema) -> object:
-    """Return the subschema to which a reference such as "#/$defs/name" points; None if it is missing."""
+    """Return the subschema to which a reference such as "#/$defs/name" points; None if it does not exist."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     place: object = root
@@ -32,7 +32,7 @@ def resolve_pointer(reference: object, root: Schema) -> object:
 
 
 def follow_references(schema: object, root: Schema) -> object:
-    """Return the first schema without $ref at the end of a chain of references; None after 20 of them."""
+    """Return the first schema without $ref at the end of a chain of references; None after 20 references."""
     for _ in range(20):
         if not isinstance(schema, Mapping) or "$ref" not in schema:
             return schema
@@ -47,7 +47,7 @@ _INNER = ("items", "prefixItems", "additionalItems", "additionalProperties", "co
 
 
 def close_objects(schema: Schema) -> Schema:
-    """Close the objects of a schema to properties that it does not list, also across references."""
+    """Return a schema whose objects have only the properties that it lists, also across references."""
     try:
         return ObjectCloser(schema).close_object(schema)
     except RecursionError:
@@ -65,16 +65,16 @@ class ObjectCloser:
         self._root, self._count = root, 0
 
     def close(self, schema: object, required: frozenset[str] = frozenset(), path: Path = ("#",)) -> object:
-        """Close a schema, or each of a list.
+        """Return a schema, or a list of schemas, with closed objects; other values are returned unchanged.
 
-        required: names of the object's properties in other schemas.
+        required: names of the object's properties in other schemas. path: the references that led here.
         """
         if isinstance(schema, list):
             return [self.close(part, required, path) for part in schema]
         return self.close_object(schema, required, path) if isinstance(schema, Mapping) else schema
 
     def close_object(self, schema: Schema, required: frozenset[str] = frozenset(), path: Path = ("#",)) -> Schema:
-        """Close a schema that is an object; see `schema`."""
+        """Return a schema that is an object with closed objects; see `close`."""
         parts = {word: schema[word] for word in ("allOf", *_PARTS) if isinstance(schema.get(word), list)}
         is_joined, base, every = self._is_joined(schema, parts), required, required
         if isinstance(reference := schema.get("$ref"), str) and (required or is_joined) and reference not in path:
@@ -90,11 +90,11 @@ class ObjectCloser:
                 self._close_nested(part, path) if is_open else self.close(part, about, path) for part in value
             ]
         if any(isinstance(schema.get(word), Mapping) for word in ("properties", "patternProperties")) and not is_open:
-            self._close(changed, every if parts else required)
+            self._close_in_place(changed, every if parts else required)
         return changed
 
-    def _close(self, schema: dict[str, Any], required: frozenset[str]) -> None:
-        """Close an object's schema in place, unless it has additionalProperties."""
+    def _close_in_place(self, schema: dict[str, Any], required: frozenset[str]) -> None:
+        """Close the object of a schema in place, unless it has additionalProperties."""
         if any(word in schema for word in _STATED):
             return
         named = dict(schema.get("properties") or {})
@@ -106,12 +106,12 @@ class ObjectCloser:
             schema |= {"properties": named, "additionalProperties": False}
 
     def _is_joined(self, schema: Schema, parts: Schema) -> bool:
-        """Return whether several schemas apply to the same object."""
+        """Whether several schemas apply to the same object."""
         count = sum(word in schema for word in ("properties", "$ref", *_PARTS))
         return count + len(parts.get("allOf", ())) > 1
 
     def _close_nested(self, schema: object, path: Path) -> object:
-        """Close the objects within a schema, but not the schema's own object."""
+        """Return a schema with the objects within it closed, but not its own object."""
         if not isinstance(schema, Mapping):
             return schema
         in_place = ("allOf", *_PARTS)
@@ -121,13 +121,16 @@ class ObjectCloser:
         }
 
     def _close_keyword(self, word: str, value: object, path: Path) -> object:
-        """Close the schemas in a keyword's value that describe other values than the object itself."""
+        """Return the value of a keyword with closed objects, if its schemas describe values within the object."""
         if word in _BY_NAME and isinstance(value, Mapping):
             return {name: self.close(part, path=path) for name, part in value.items()}
         return self.close(value, path=path) if word in _INNER else value
 
     def _inline_reference(self, schema: Schema) -> dict[str, object]:
-        """Replace a schema's $ref by the schema that it points to, joined with the other keywords by allOf."""
+        """Replace the $ref of a schema by the schema that it points to, joined with the other keywords by allOf.
+
+        Raises UsageError after MAX_INLINED references.
+        """
         self._count += 1
         if self._count > MAX_INLINED:
             raise UsageError(
@@ -144,16 +147,17 @@ class ObjectCloser:
         return {**siblings, "allOf": [*_as_list(siblings.get("allOf")), dict(target)]} if siblings else dict(target)
 
     def _collect_property_names(self, schema: Schema, words: tuple[str, ...]) -> frozenset[str]:
+        """Return the names of the properties of a schema and of those that `words` apply to the same object."""
         named = [part.get("properties") for part in self._list_parts(schema, words)]
         return frozenset(name for properties in named if isinstance(properties, Mapping) for name in properties)
 
     def _is_restricted(self, schema: Schema) -> bool:
-        """Return whether schemas of the same object already restrict its other properties."""
+        """Whether schemas of the same object already restrict its other properties."""
         parts = self._list_parts(schema, ("allOf", *_PARTS))
         return any(word in part for part in parts for word in (*_STATED, "patternProperties"))
 
     def _list_parts(self, schema: object, words: tuple[str, ...]) -> list[Schema]:
-        """List a schema, and those that $ref and the keywords in `words` apply to the same object."""
+        """Return a schema, and those that $ref and the keywords in `words` apply to the same object."""
         parts, waiting = dict[int, Schema](), [schema]
         while waiting:
             subschema = waiting.pop()
@@ -165,6 +169,7 @@ class ObjectCloser:
 
 
 def _as_list(value: object) -> list[object]:
+    """Return a list unchanged; [] for any other value."""
     return value if isinstance(value, list) else []
 
 
@@ -182,7 +187,7 @@ _APPLICATORS = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "depende
 
 
 def rewrite_schema(schema: Schema) -> Schema:
-    """Rewrite a schema in the keywords that llguidance supports, with the same or a narrower meaning.
+    """Return a schema in the keywords that llguidance supports, with the same or a narrower meaning.
 
     Raises UsageError if that is impossible.
     """
@@ -190,6 +195,7 @@ def rewrite_schema(schema: Schema) -> Schema:
 
 
 def _rewrite(schema: object, root: Schema) -> object:
+    """Rewrite a schema or a list of schemas; other values are returned unchanged."""
     if isinstance(schema, list):
         return [_rewrite(part, root) for part in schema]
     return _rewrite_object(schema, root) if isinstance(schema, Mapping) else schema
@@ -213,7 +219,7 @@ def _rewrite_object(schema: Schema, root: Schema) -> Schema:
 
 
 def _simplify(schema: dict[str, object]) -> None:
-    """Convert types to lower case, and drop keywords without effect, in place."""
+    """Convert the names of types to lower case and drop keywords without effect, in place."""
     for word in [*_BY_NAME, *_SCHEMAS]:
         if word in schema and schema[word] is None:
             del schema[word]
@@ -231,11 +237,12 @@ def _simplify(schema: dict[str, object]) -> None:
 
 
 def _to_list(value: object) -> list[object]:
+    """Return a list unchanged; any other value as the only item of a list."""
     return value if isinstance(value, list) else [value]
 
 
 def _clamp_bounds(schema: dict[str, object]) -> None:
-    """Make bounds exact as floats. Raises UsageError if no value remains within 64 bits."""
+    """Make bounds exact as floats, in place. Raises UsageError if no value remains within 64 bits."""
     for word, inwards in _BOUNDS.items():
         bound = schema.get(word)
         if isinstance(bound, bool) or not isinstance(bound, int | float) or abs(bound) <= _SAFE:
@@ -250,7 +257,7 @@ def _clamp_bounds(schema: dict[str, object]) -> None:
 
 
 def _require_exact_value(value: object, word: str) -> object:
-    """Convert large numbers to floats. Raises UsageError for one that a float cannot represent exactly.
+    """Return a value with large numbers as floats. Raises UsageError for a number that no float represents exactly.
 
     llguidance (1.9) reads all numbers as floats, and fails at the smallest 64-bit integer.
     """
@@ -269,7 +276,7 @@ def _require_exact_value(value: object, word: str) -> object:
 def _replace_property_names(schema: dict[str, object], root: Schema) -> dict[str, object]:
     """Replace propertyNames by properties or patternProperties.
 
-    It must be a list or a pattern, and the schema must have no properties.
+    It must be a list or a pattern, and the schema must not have properties.
     """
     names = follow_references(schema.get("propertyNames"), root)
     if not isinstance(names, Mapping) or any(word in schema for word in ("properties", "patternProperties", "$ref")):
@@ -286,10 +293,10 @@ def _replace_property_names(schema: dict[str, object], root: Schema) -> dict[str
 
 
 def _replace_unique_items(schema: dict[str, object], root: Schema) -> dict[str, object]:
-    """Replace uniqueItems of at most _LARGEST_SET possible values by alternatives, one per subset.
+    """Replace uniqueItems of at most _LARGEST_SET possible values by alternatives, one for each subset.
 
     uniqueItems of larger sets stays in the schema: distinct_items.py drops repeated items from the answer. Raises
-    UsageError if minItems forbids that.
+    UsageError if minItems does not allow that.
     """
     if schema.get("uniqueItems") is not True:
         return schema
@@ -301,7 +308,9 @@ def _replace_unique_items(schema: dict[str, object], root: Schema) -> dict[str, 
     if values is None or len(values) > _LARGEST_SET or "prefixItems" in schema or "anyOf" in schema:
         if minimum in (0, 1):
             return schema
-        raise UsageError("the schema cannot be used: uniqueItems is not supported with minItems above 1")
+        raise UsageError(
+            "the schema cannot be used: uniqueItems is not supported with minItems above 1: leave one of them out"
+        )
     other_words = {
         word: value for word, value in without_distinct.items() if word not in ("items", "minItems", "maxItems", "type")
     }
@@ -322,7 +331,7 @@ def _replace_unique_items(schema: dict[str, object], root: Schema) -> dict[str, 
 
 
 def _list_values(items: object, root: Schema) -> list[object] | None:
-    """Return all values that a schema allows, each once; None if it does not list them."""
+    """Return all values that a schema allows, each once; None if the schema does not list them."""
     items = follow_references(items, root)
     if not isinstance(items, Mapping):
         return None
@@ -339,10 +348,10 @@ _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)  # an escape
 
 
 def remove_look_around(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema without look-around where possible, with the same meaning or a narrower one.
+    """Return a schema without look-around where possible, with the same or a narrower meaning.
 
-    Such patterns are common: pydantic (2.13) describes Decimal as a number or a string with one, and patterns of
-    passwords look ahead for a digit and a letter.
+    Such patterns are common: pydantic (2.13) describes Decimal as a number or a string with a look-ahead, and patterns
+    for passwords look ahead for a digit and a letter.
     """
     parts = schema.get("anyOf")
     if isinstance(parts, list):
@@ -356,6 +365,7 @@ def remove_look_around(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def has_look_around(pattern: object) -> bool:
+    """Whether a pattern is a regular expression with look-ahead or look-behind."""
     if not isinstance(pattern, str) or "(?" not in pattern:
         return False
     return any(token == "(" and pattern.startswith(_LOOK_AROUND, place) for place, _, token in _walk_pattern(pattern))
@@ -364,7 +374,7 @@ def has_look_around(pattern: object) -> bool:
 def split_look_aheads(pattern: str) -> list[str] | None:
     """Split ^(?=A)(?=B)C into patterns that must all match: ^(?:A), ^(?:B), ^C.
 
-    Returns None for any other form.
+    Returns None for a pattern of any other form.
     """
     if not pattern.startswith("^"):
         return None
@@ -382,12 +392,12 @@ def split_look_aheads(pattern: str) -> list[str] | None:
 
 
 def _find_closing(pattern: str) -> int | None:
-    """Return the offset at which a pattern's first parenthesis is closed."""
+    """Return the index at which the first parenthesis of a pattern is closed; None if it is not."""
     return next((place for place, depth, token in _walk_pattern(pattern) if token == ")" and depth == 0), None)
 
 
 def _walk_pattern(pattern: str) -> list[tuple[int, int, str]]:
-    """List each token of a pattern: its offset, the number of open parentheses after it, its text."""
+    """Return each token of a pattern: its index, the number of open parentheses after it, and its text."""
     depth, positions = 0, []
     for token in _TOKEN.finditer(pattern):
         depth += (token[0] == "(") - (token[0] == ")")
@@ -411,15 +421,16 @@ _LEAST = 1e-9  # relative distance by which an exclusive bound is moved to make 
 
 
 def make_exact(schema: Schema, is_open: bool = False) -> dict[str, object]:
-    """Return a schema with which llguidance (1.9) allows only values that are valid by the given one.
+    """Return a schema with which llguidance (1.9) allows only values that are valid by the original.
 
     is_open: whether objects without additionalProperties may have properties that they do not list.
 
     Exclusive bounds: llguidance allows 0 for "more than 0, at most 0.5", because both bounds have the same integer
     part. Such a bound becomes an inclusive one at the next float, which excludes almost nothing. The same holds for all
     bounds of schemas that are merged (allOf, a $ref with other keywords), because the other bound may be in another
-    schema. A boolean exclusiveMinimum is draft 4's: it says whether `minimum` is exclusive. A list of `items` has the
-    meaning it had up to draft 2019-09, also without $schema. Raises UsageError.
+    schema. A boolean exclusiveMinimum is from draft 4, where it tells whether `minimum` is exclusive. A list of `items`
+    has the meaning that it had up to draft 2019-09, also without $schema. Raises UsageError for a schema that cannot be
+    made exact.
     """
     schema = rewrite_schema(schema)
     schema = schema if is_open else close_objects(schema)
@@ -436,7 +447,7 @@ def make_exact(schema: Schema, is_open: bool = False) -> dict[str, object]:
 def _spell_tuple(schema: dict[str, Any], is_old: bool) -> None:
     """Rename the keywords of tuples in place.
 
-    llguidance reads prefixItems only in draft 2020-12, and `items` before.
+    llguidance reads prefixItems only in draft 2020-12, and `items` in earlier drafts.
     """
     listed = schema["items"] if isinstance(schema.get("items"), list) else None
     if is_old and "prefixItems" in schema:
@@ -448,7 +459,7 @@ def _spell_tuple(schema: dict[str, Any], is_old: bool) -> None:
 
 
 def _iterate_schemas(schema: object) -> Iterator[dict[str, Any]]:
-    """Yield a schema, a dict or a list of them, and all schemas within it."""
+    """Yield all schemas within a schema or a list of schemas, the outer ones first."""
     if isinstance(schema, list):
         for item in schema:
             yield from _iterate_schemas(item)
@@ -471,14 +482,14 @@ def _make_schema_exact(schema: object, merges: bool) -> object:
 
 
 def _make_keyword_exact(word: str, value: object, merges: bool) -> object:
-    """Apply _make_schema_exact to the schemas that are the value of a keyword."""
+    """Apply _make_schema_exact to the schemas in the value of a keyword."""
     if word in _NAMED_SCHEMAS and isinstance(value, Mapping):
         return {name: _make_schema_exact(part, merges) for name, part in value.items()}
     return value if word in _VALUES else _make_schema_exact(value, merges)
 
 
 def _make_inclusive(schema: dict[str, Any], merges: bool) -> dict[str, Any]:
-    """Make exclusive bounds inclusive, see `exact`."""
+    """Replace exclusive bounds by inclusive ones; see make_exact."""
     for exclusive, inclusive, _ in _BOUND_PAIRS:
         is_excluded = schema.get(exclusive)
         if isinstance(is_excluded, bool):
@@ -501,10 +512,7 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def order_properties(value: object, schema: object, root: Schema) -> object:
-    """Return a value with the properties of its objects in the order of a schema.
-
-    schema: a subschema of `root`.
-    """
+    """Return a value with the properties of its objects in the order of a schema, a subschema of `root`."""
     parts = list_alternatives(schema, root)
     if isinstance(value, list):
         items = [part["items"] for part in parts if "items" in part]
@@ -520,7 +528,7 @@ def order_properties(value: object, schema: object, root: Schema) -> object:
 
 
 def list_alternatives(schema: object, root: Schema) -> list[Schema]:
-    """List a schema and the schemas that $ref, allOf, anyOf and oneOf apply to the same value, each once."""
+    """Return a schema and the schemas that $ref, allOf, anyOf and oneOf apply to the same value, each once."""
     schemas, waiting = dict[int, Schema](), [schema]
     while waiting:
         alternative = waiting.pop()

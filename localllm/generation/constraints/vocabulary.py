@@ -1,4 +1,4 @@
-"""A model's vocabulary in the forms that constraints need."""
+"""Convert the vocabulary of a model to the forms that constraints need."""
 
 import re
 from dataclasses import replace
@@ -23,13 +23,13 @@ _EXPONENT = re.compile(rb"[eE][+-]?[0-9]*(?![+\-.0-9A-Za-z_])")
 
 @frozen
 class SpellingVocabulary:
-    """A vocabulary for llguidance, extended by a token for each byte and one that marks JSON.
+    """A vocabulary for llguidance, with an additional token for each byte and one that marks JSON.
 
     Attributes:
-        size: number of the tokens that an answer may contain.
-        texts: their bytes; b"" for special tokens.
+        size: number of tokens that an answer may contain.
+        texts: bytes of each token; b"" for special tokens.
         spelled: tokens with a spelling that llguidance may not accept, outside of strings and if they begin in one.
-        by_first: tokens by their first bytes.  exponents: tokens that may continue a number with its exponent.
+        by_first: tokens by their first byte.  exponents: tokens that may continue a number with its exponent.
     """
 
     tokens: "LLTokenizer"
@@ -41,24 +41,25 @@ class SpellingVocabulary:
 
     @property
     def mark(self) -> int:
+        """The token that marks JSON."""
         return self.size + BYTES
 
     def with_slices(self, is_json: bool) -> "SpellingVocabulary":
-        """Return the vocabulary with slices of tokens that are often allowed in JSON, or in any text."""
+        """Return the vocabulary with slices of tokens that are often allowed, in JSON or in any text."""
         from llguidance import LLTokenizer
 
         slices = LLTokenizer.json_slices() if is_json else LLTokenizer.general_slices()
         return replace(self, tokens=self.tokens.with_slices(slices))
 
     def get_ids(self, data: bytes) -> list[int]:
-        """Return the single-byte tokens of a byte string."""
+        """Return a byte string as single-byte tokens."""
         return [self.size + byte for byte in data]
 
 
 def convert_vocabulary(tokenizer: "Tokenizer", size: int) -> SpellingVocabulary:
     """Convert a vocabulary for llguidance, without a reference to the tokenizer.
 
-    size: number of tokens including padding.
+    size: number of tokens, with padding.
     """
     from llguidance import LLTokenizer, TokenizerWrapper
 
@@ -79,9 +80,9 @@ def convert_vocabulary(tokenizer: "Tokenizer", size: int) -> SpellingVocabulary:
 
 
 class _WrappedTokenizer:
-    """A tokenizer with the methods that llguidance's TokenizerWrapper needs.
+    """A tokenizer with the methods that llguidance's TokenizerWrapper needs, and the tokens of SpellingVocabulary.
 
-    It includes the tokens of SpellingVocabulary. Special tokens get a prefix, so that plain text never equals one.
+    Special tokens have a prefix, so that plain text never equals one.
     """
 
     def __init__(self, tokenizer: "Tokenizer", size: int):
@@ -104,11 +105,11 @@ class _WrappedTokenizer:
 
 
 class TokenTrie:
-    """A trie of tokens' bytes. Nodes are numbered by depth; 0 is the empty string.
+    """A trie of the bytes of all tokens; nodes are numbered by depth, and 0 is the empty string.
 
     Attributes:
-        texts: bytes of each token, b"" for tokens without text.
-        is_token: bool [tokens], tokens that can occur in an answer, with or without text.  ends: end tokens.
+        texts: bytes of each token; b"" for tokens without text.
+        is_token: which tokens can occur in an answer, with or without text, bool [tokens].  ends: end tokens.
     """
 
     def __init__(self, texts: list[bytes], is_token: np.ndarray, ends: list[int]):
@@ -134,7 +135,7 @@ class TokenTrie:
         self._nodes = nodes
 
     def merge(self, class_of: np.ndarray) -> "MergedTrie":
-        """Merge nodes whose bytes have the same class, int32 [256].
+        """Return the trie with nodes merged if their bytes have the same class, int32 [256].
 
         Takes 15 ms; the result is several times smaller.
         """
@@ -163,12 +164,12 @@ _NONE = np.zeros(0, np.int32)
 
 @frozen
 class MergedTrie:
-    """A trie that stores a node's children consecutively.
+    """A trie whose nodes are numbered so that the children of each are consecutive.
 
     Attributes:
-        column: int32 [nodes], class of the last byte.  first, counts: int32 [nodes], first child and number of
-            children.
-        node_of: int32 [tokens], node of each token.
+        column: class of the last byte of each node, int32 [nodes].
+        first, counts: first child and number of children of each node, int32 [nodes].
+        node_of: node of each token, int32 [tokens].
     """
 
     column: np.ndarray
@@ -178,7 +179,10 @@ class MergedTrie:
 
 
 def build_trie(tokenizer: "Tokenizer", size: int) -> TokenTrie:
-    """Build the trie of a tokenizer; special tokens, and padding up to `size` tokens, have no text."""
+    """Build the trie of a tokenizer's tokens.
+
+    size: number of tokens, with padding. Special tokens and padding have no text.
+    """
     marks = tokenizer.mark_ids | set(tokenizer.end_ids)
     texts = [b"" if token in marks else tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
     is_token = np.arange(size) < tokenizer.vocab_size
@@ -187,23 +191,23 @@ def build_trie(tokenizer: "Tokenizer", size: int) -> TokenTrie:
 
 
 class TokenConsumer:
-    """The methods of llguidance's LLMatcher that our own matchers share."""
+    """Base class of matchers, with methods of llguidance's LLMatcher."""
 
     _error = ""
 
     def _accept(self, token: int) -> bool:
-        """Accept a token and return whether it is allowed. A token that is not changes nothing."""
+        """Advance by a token if it is allowed, and return whether it is; otherwise change nothing."""
         raise NotImplementedError
 
     def consume_token(self, token: int) -> bool:
-        """Accept a token; one that is not allowed puts the matcher into an error state."""
+        """Advance by a token and return whether it is allowed; otherwise put the matcher into an error state."""
         if self._accept(token):
             return True
         self._error = f"the grammar does not allow token {token}"
         return False
 
     def try_consume_tokens(self, tokens: list[int]) -> int:
-        """Accept tokens up to the first that is not allowed; return how many were accepted."""
+        """Advance up to the first token that is not allowed; return the number of tokens consumed."""
         return next((number for number, token in enumerate(tokens) if not self._accept(token)), len(tokens))
 
     def is_error(self) -> bool:

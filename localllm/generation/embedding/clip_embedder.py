@@ -1,4 +1,4 @@
-"""Embeddings of text and images in one vector space (CLIP)."""
+"""Embed text and images in one vector space (CLIP)."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -20,17 +20,17 @@ Progress = Callable[[int], object]
 
 
 class ClipEmbedder:
-    """A model with one encoder for text and one for images. Must be closed.
+    """A CLIP model, which embeds text and images in one vector space. Must be closed.
 
     Attributes:
-        width: length of a vector.  context: maximum number of tokens of a text.  tokens: number of tokens read so far.
-        warnings: lines for the user.
+        width: length of a vector.  context: maximum number of tokens of a text.
+        tokens: number of tokens read so far.  warnings: messages for the user.
     """
 
     chunk = 1  # number of texts or images to embed before their vectors are written
 
     def __init__(self, file: GGUFFile, options: "EngineOptions"):
-        """Load both encoders. Raises ModelError."""
+        """Load both encoders. Raises ModelError for an invalid file."""
         self.reader, self._words = ClipEncoder(file, options), ClipTokenizer(file.metadata, file.path)
         self.width, self.context, self.tokens, self.warnings = self.reader.width, self.reader.context, 0, list[str]()
         if len(self._words.pieces) > self.reader.vocab_size:
@@ -41,8 +41,8 @@ class ClipEmbedder:
     ) -> np.ndarray:
         """Embed texts and images, float32 [inputs, width].
 
-        progress: called after each with the number done. Raises ContextError for a text that is too long, UsageError
-        for an invalid image and for invalid options.
+        progress: called after each input with the number of those done. Raises ContextError for a text that is too
+        long, and UsageError for an invalid image or invalid options.
         """
         embed_options = options or EmbedOptions()
         embed_options.require_valid()
@@ -65,7 +65,7 @@ class ClipEmbedder:
         return normalize_vectors(vectors) if embed_options.normalize else np.ascontiguousarray(vectors)
 
     def _embed_text(self, text: str, options: EmbedOptions, name: str) -> np.ndarray:
-        """Embed a text: the average of its chunks' vectors, weighted by token counts."""
+        """Embed a text, float32 [width]: the average of its chunks' vectors, weighted by their number of tokens."""
         pieces = self.tokenize(text, options, name)
         self.tokens += sum(map(len, pieces))
         weights = np.array([len(piece) for piece in pieces], np.float64)
@@ -74,9 +74,9 @@ class ClipEmbedder:
         return result
 
     def tokenize(self, text: str | ShownImage, options: EmbedOptions, name: str) -> list[list[int]]:
-        """Tokenize a text: one list of ids, several for a split text, none for an image.
+        """Return the token ids of a text: one list, several if it is split, none for an image.
 
-        name: name of the text, for errors. Raises ContextError.
+        name: name of the text in error messages. Raises ContextError for a text that is too long.
         """
         if isinstance(text, ShownImage):
             return []
@@ -89,7 +89,7 @@ class ClipEmbedder:
         return [[start, *ids[first : first + room], end] for first in starts]
 
     def get_usual_role(self, role: str) -> str | None:
-        """Return None: these models have no prompts for queries and documents."""
+        """Return None: CLIP models have no prompts for queries and documents."""
         return None
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Embeddings of text, with the prompts that embedding models expect before queries and documents."""
+"""Embed text, with the prompts that embedding models expect before queries and documents."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,14 +28,14 @@ Progress = Callable[[int], object]
 
 @frozen
 class EmbedOptions:
-    """Options of an embedding.
+    """Options of embedding texts.
 
     Attributes:
-        dims: keep only the first `dims` dimensions, for Matryoshka models (Kusupati et al. 2022); None: all.
-        normalize: scale to length 1.  role: "query" or "document": put the model's prompt for it before each text,
-            or None.
-        overflow: policy for a text that is too long: "refuse", "cut", or "split" and average.
-        max_tokens: cut texts to this many tokens, including special tokens; None: no limit.
+        dims: number of first dimensions to keep, for Matryoshka models (Kusupati et al. 2022); None: all.
+        normalize: whether vectors are scaled to length 1.
+        role: "query" or "document": the model's prompt for it is put before each text; None: no prompt.
+        overflow: what happens to a text that is too long: "refuse", "cut", or "split" and average.
+        max_tokens: number of tokens, with special ones, to which texts are cut; None: no limit.
     """
 
     dims: int | None = None
@@ -45,6 +45,7 @@ class EmbedOptions:
     max_tokens: int | None = None
 
     def require_valid(self) -> None:
+        """Raise UsageError for an invalid role, overflow or number."""
         if self.dims is not None:
             require_integer("dims", self.dims, 1)
         if self.max_tokens is not None:
@@ -60,27 +61,27 @@ class ShownImage:
     """An image to embed.
 
     Attributes:
-        source: see localllm.images.opened.
+        source: types as in localllm.images.opened.
     """
 
     source: object
 
 
 class Embedder:
-    """An embedding model. Must be closed.
+    """A model that embeds text. Must be closed.
 
     Attributes:
-        width: length of a vector.  context: maximum number of tokens of a text.  pooling: from token vectors to one
-            vector.
-        tokens: number of tokens read so far.  warnings: lines for the user.
+        width: length of a vector.  context: maximum number of tokens of a text.
+        pooling: how the vectors of tokens become one vector.
+        tokens: number of tokens read so far.  warnings: messages for the user.
     """
 
     chunk = 4096  # number of texts to embed before their vectors are written
 
     def __init__(self, file: GGUFFile, tokenizer: Tokenizer, options: "EngineOptions", pooling: str | None = None):
-        """Open the model. Raises ModelError, MemoryLimitError, UsageError.
+        """Open the model.
 
-        pooling: one of POOLINGS instead of the file's.
+        pooling: one of POOLINGS in place of the file's. Raises ModelError, MemoryLimitError and UsageError.
         """
         from localllm.engine.embedding_runner import EmbeddingRunner
 
@@ -98,8 +99,8 @@ class Embedder:
     ) -> np.ndarray:
         """Embed texts, or their token ids, float32 [texts, width].
 
-        progress: called after each run with the number of finished chunks. Raises UsageError, and ContextError, with
-        the text's number from 1, for a text that is too long.
+        progress: called after each run of the model with the number of finished chunks. Raises UsageError for invalid
+        options, and ContextError, with the text's number from 1, for a text that is too long.
         """
         embed_options = options or EmbedOptions()
         embed_options.require_valid()
@@ -120,7 +121,10 @@ class Embedder:
         return normalize_vectors(vectors) if embed_options.normalize else np.ascontiguousarray(vectors)
 
     def _get_ids(self, text: str | Iterable[int]) -> list[int]:
-        """Return a text's token ids without special tokens. Raises UsageError."""
+        """Return the token ids of a text, without special tokens.
+
+        Raises UsageError for ids outside of the vocabulary.
+        """
         if isinstance(text, str | bytes) or not isinstance(text, Iterable):
             return self._tokenizer.encode(require_string("texts", text))
         ids, begin, end = to_token_ids(text), len(self._before), len(self._behind)
@@ -130,9 +134,10 @@ class Embedder:
         return ids[:-end] if end and ids[-end:] == self._behind else ids
 
     def tokenize(self, text: str | list[int], options: EmbedOptions, name: str) -> list[list[int]]:
-        """Tokenize a text: one list of ids, or several for a split text.
+        """Return the token ids of a text with special tokens: one list, or several if it is split.
 
-        name: name of the text, for errors. Raises ContextError for a text that is too long, UsageError.
+        name: name of the text in error messages. Raises ContextError for a text that is too long, UsageError for an
+        empty one.
         """
         if options.role and (prompt := find_prompt(self._metadata, options.role, self.path)):
             text = prompt + require_string("texts", text)
@@ -155,7 +160,7 @@ class Embedder:
         return [all_ids]
 
     def get_usual_role(self, role: str) -> str | None:
-        """Return the role if the model is known to have a prompt for it, else None."""
+        """Return the role if the model has a known prompt for it, else None."""
         try:
             find_prompt(self._metadata, role, self.path)
         except UsageError:
@@ -167,9 +172,9 @@ class Embedder:
 
 
 def select_pooling(file: GGUFFile, requested: str | None = None) -> str:
-    """Return the pooling type of a model.
+    """Return the pooling type of a model: the requested one, or the file's.
 
-    Raises UsageError, and ModelError for a model without embeddings.
+    Raises UsageError for an unknown type, and ModelError for a model that is not an embedding model.
     """
     if requested not in (None, *POOLINGS):
         raise UsageError(f"pooling must be {', '.join(POOLINGS[:-1])} or {POOLINGS[-1]}, not {requested!r}")
@@ -186,14 +191,14 @@ def select_pooling(file: GGUFFile, requested: str | None = None) -> str:
 
 
 def has_head(file: GGUFFile) -> bool:
-    """Return whether a model has a classification head."""
+    """Whether a model has a classification head."""
     return any(name in file.tensors for name in ("cls.weight", "cls.output.weight"))
 
 
 def average_chunks(rows: np.ndarray, pieces: Sequence[Sequence[int]], owners: Sequence[int]) -> np.ndarray:
-    """Average the vectors of each text's chunks, weighted by token counts.
+    """Average the vectors of the chunks of each text, weighted by their number of tokens.
 
-    owners: index of the text of each chunk.
+    rows: vectors of the chunks, float32 [chunks, width]. owners: index of each chunk's text.
     """
     if len(set(owners)) == len(owners):
         return rows
@@ -205,13 +210,13 @@ def average_chunks(rows: np.ndarray, pieces: Sequence[Sequence[int]], owners: Se
 
 
 def normalize_vectors(vectors: np.ndarray) -> np.ndarray:
-    """Scale vectors to length 1; zeros stay zeros."""
+    """Scale vectors to length 1; zero vectors stay zero."""
     lengths = np.sqrt((vectors.astype(np.float64) ** 2).sum(axis=1, keepdims=True))
     return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
 
 
 def normalizes_before_cut(metadata: Mapping[str, object]) -> bool:
-    """Return whether a model's card asks for a layer norm before vectors are cut, as Nomic Embed 1.5's.
+    """Return whether a model's card asks for a layer norm before vectors are cut, as that of Nomic Embed 1.5 does.
 
     Source: https://huggingface.co/nomic-ai/nomic-embed-text-v1.5#adjusting-dimensionality
     """
@@ -222,7 +227,7 @@ def normalizes_before_cut(metadata: Mapping[str, object]) -> bool:
 
 
 def layer_norm(vectors: np.ndarray, epsilon: float = 1e-5) -> np.ndarray:
-    """Apply PyTorch's layer norm without weights: subtract the mean, divide by the deviation. float32."""
+    """Apply PyTorch's layer norm without weights, float32: subtract the mean, divide by the standard deviation."""
     rows = vectors.astype(np.float64)
     centered = rows - rows.mean(axis=1, keepdims=True)
     result: np.ndarray = (centered / np.sqrt((centered**2).mean(axis=1, keepdims=True) + epsilon)).astype(np.float32)
@@ -245,9 +250,9 @@ KNOWN = {
 
 
 def find_prompt(metadata: Mapping[str, object], role: str, path: str) -> str:
-    """Return the model's prompt for a role. Raises UsageError if it is unknown.
+    """Return the text that a model expects before a query or a document.
 
-    role: "query" or "document".
+    role: "query" or "document". Raises UsageError if it is not known.
     """
     prompt = metadata.get(PROMPT + role)
     if isinstance(prompt, str):

@@ -39,16 +39,16 @@ ANSWER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
 class Reranker:
-    """A model that scores the relevance of texts to a query. Must be closed.
+    """A model that scores how relevant texts are to a query. Must be closed.
 
     Attributes:
-        context: maximum number of tokens of a pair.  tokens: number of tokens read so far.  warnings: lines for the
-            user.
-        labels: names of the head's outputs; a single output, or "yes", is the relevance.
+        context: maximum number of tokens of a pair.  tokens: number of tokens read so far.
+        warnings: messages for the user.
+        labels: names of the outputs of the classification head; a single output, or "yes", is the relevance.
     """
 
     def __init__(self, file: GGUFFile, tokenizer: Tokenizer, options: "EngineOptions"):
-        """Load the model. Raises ModelError if it is not a reranker, MemoryLimitError, UsageError."""
+        """Load the model. Raises ModelError if it is not a reranker, MemoryLimitError and UsageError."""
         from localllm.engine.embedding_runner import EmbeddingRunner
 
         require_reranker(file)
@@ -67,8 +67,8 @@ class Reranker:
     ) -> np.ndarray:
         """Return the relevance of each text to the query, float32 [texts]; larger is better.
 
-        cut: cut texts that are too long, instead of raising ContextError with the text's number from 1. Raises
-        UsageError.
+        cut: whether texts that are too long are cut; otherwise ContextError is raised, with the text's number from 1.
+        Raises UsageError for a query that is too long.
         """
         pair = self._tokenize_question if self._asks else self._tokenize_pair
         query_ids = self._tokenizer.encode(require_string("query", query))
@@ -79,7 +79,7 @@ class Reranker:
         return self._select_relevance(rows)
 
     def _select_relevance(self, rows: np.ndarray) -> np.ndarray:
-        """Return the relevance, float32 [texts], from a head's outputs, float32 [texts, outputs]."""
+        """Return the relevance, float32 [texts], from the outputs of the head, float32 [texts, outputs]."""
         if rows.shape[1] == 1:
             return rows[:, 0]
         if self.labels[:2] not in (["yes", "no"], ["no", "yes"]) or rows.shape[1] != 2:
@@ -100,7 +100,7 @@ class Reranker:
         return [*head, *self._cut_to_context(t.encode(text), len(head) + len(end), cut, number), *end], len(head)
 
     def _tokenize_question(self, query: list[int], text: str, cut: bool, number: int) -> tuple[list[int], int]:
-        """Tokenize a pair for a decoder, as a question; return its tokens and their count."""
+        """Tokenize a pair as a question for a decoder; return its tokens and their number."""
         t = self._tokenizer
         head = [
             *t.encode(QUESTION, special=True), *t.encode(f"<Instruct>: {INSTRUCTION}\n<Query>: "), *query,
@@ -111,9 +111,9 @@ class Reranker:
         return ids, len(ids)
 
     def _cut_to_context(self, ids: list[int], other_tokens: int, cut: bool, number: int) -> list[int]:
-        """Return the tokens of a text, cut to the context.
+        """Return the tokens of a text, cut to the context if `cut` is true.
 
-        other_tokens: number of the pair's other tokens.
+        other_tokens: number of the pair's other tokens. Raises ContextError and UsageError.
         """
         room = self.context - other_tokens
         if room < min(MIN_TEXT_TOKENS, self.context // 2):

@@ -1,4 +1,4 @@
-"""The options of sampling, each declared once as a field of Declared.
+"""Declare the options of sampling, each once, as a field of SamplingDeclarations.
 
 Command line, Python, server, other programs' requests, metadata of files, chat's /set and docs/sampling.md take name,
 default, range, flags, help and keys from this module. It does not import NumPy: the command line starts with it.
@@ -18,7 +18,11 @@ ABOVE_0 = math.nextafter(0, 1)
 
 
 class ValueRange(NamedTuple):
-    """The valid values of a numeric option: a description for messages, and inclusive bounds."""
+    """The valid values of a numeric option.
+
+    Attributes:
+        text: description for messages.  least, most: inclusive bounds.  whole: whether values are integers.
+    """
 
     text: str
     least: float = -math.inf
@@ -26,7 +30,7 @@ class ValueRange(NamedTuple):
     whole: bool = False
 
     def parse_number(self, name: str, value: object) -> float:
-        """Return the value as a Python number. Raises UsageError with the option's name."""
+        """Return a value as a Python number. Raises UsageError, with the option's name, for an invalid value."""
         number = to_number(value)
         if number is None or not abs(number) <= sys.float_info.max:
             raise UsageError(f"{name} must be a number, not {value!r}")
@@ -49,13 +53,15 @@ class OptionDeclaration:
     """The declaration of an option.
 
     Attributes:
-        flags: of the command line, the longest last of those with the same meaning.  help: without the default, which
-            follows it.  shown: the default in the help if it differs.  key: in a file's metadata after
-            "general.sampling.".  users: programs and APIs that also have it, with ":" and their name if that differs.
-            step: the only sampler step that uses it.  is_usual: it comes first in the help.  is_clamped: a server
-                clamps
-            it to its range, as llama-server does.  is_repeatable: it may be given several times on the command line.
-            source: who described it first.
+        flags: on the command line; of those with the same meaning, the longest is last.
+        help: help text without the default, which is appended.
+        shown: how the help shows the default, if that differs from its value.
+        key: key in the metadata of a file, after "general.sampling.".
+        users: programs and APIs that also have the option, with ":" and their name for it if that differs.
+        step: the only sampling step that uses it.  is_usual: whether it is among the first in the help.
+        is_clamped: whether servers clamp it to its range, as llama-server does.
+        is_repeatable: whether the command line accepts it several times.
+        source: link to the publication.
     """
 
     default: Any = None
@@ -74,14 +80,14 @@ class OptionDeclaration:
 
     @property
     def kind(self) -> type:
-        """The type of its value, or of one value if there are several."""
+        """The type of its value, or of one value if it is repeatable."""
         if self.range is not None:
             return int if self.range.whole else float
         return bool if isinstance(self.default, bool) else str
 
     @property
     def names(self) -> list[str]:
-        """The names of its flags with "_" instead of "-": top_k for --top-k."""
+        """The names of its flags with "_" in place of "-": top_k for --top-k."""
         return [flag.lstrip("-").replace("-", "_") for flag in self.flags.split()]
 
     @property
@@ -91,37 +97,39 @@ class OptionDeclaration:
 
     @property
     def default_text(self) -> str:
-        """The default as the help shows it, "" for none."""
+        """The default as the help shows it; "" without one."""
         return self.shown or (str(self.default) if self.range else "")
 
     @property
     def full_help(self) -> str:
+        """The help text with the default."""
         notes = "  [repeatable]" * self.is_repeatable + f"  [default: {self.default_text}]" * bool(self.default_text)
         return self.help + notes
 
     def clamp(self, value: Any) -> Any:
-        """Clamp a number to the range; return other values unchanged."""
+        """Return a number clamped to the range; other values unchanged."""
         if self.range is None or not isinstance(value, int | float):
             return value
         return min(max(value, self.range.least), self.range.most)
 
 
 def declare_optional(default: object, *declared: Any, **further: Any) -> Any:
-    """Declare a field whose value is None unless set; the arguments are those of OptionDeclaration."""
+    """Return a dataclass field that is None unless set; the arguments are those of OptionDeclaration."""
     return field(default=None, metadata={"option": OptionDeclaration(default, *declared, **further)})
 
 
 def declare_setting(default: object, *declared: Any, **further: Any) -> Any:
-    """Declare a field whose value is its default unless set; the arguments are those of OptionDeclaration."""
+    """Return a dataclass field that has its default unless set; the arguments are those of OptionDeclaration."""
     return field(default=default, metadata={"option": OptionDeclaration(default, *declared, **further)})
 
 
 def collect_options(kind: type) -> dict[str, OptionDeclaration]:
+    """Return the declarations of the options of a dataclass, by field name."""
     return {each.name: each.metadata["option"] for each in fields(kind) if "option" in each.metadata}
 
 
 def map_names(user: str, options: Mapping[str, OptionDeclaration]) -> dict[str, str]:
-    """Return the names of the options that a program or API also has, by its own names."""
+    """Return the field names of the options that a program or API also has, by its names for them."""
     pairs = ((name, each.partition(":")) for name, option in options.items() for each in option.users.split())
     return {theirs or name: name for name, (other, _, theirs) in pairs if other == user}
 
@@ -163,7 +171,7 @@ Missing = TypeVar("Missing", None, Never)
 
 @frozen
 class SamplingDeclarations(Generic[Missing]):
-    """The declarations, from which docs/sampling.md is generated."""
+    """The declarations of all sampling options, from which docs/sampling.md is generated."""
 
     # fmt: off
     seed: int | None = declare_optional(
@@ -289,7 +297,7 @@ class SamplingDeclarations(Generic[Missing]):
 
     @property
     def explicit(self) -> dict[str, Any]:
-        """The options that are not None."""
+        """The options that are not None, by name."""
         return {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
 
 
@@ -298,28 +306,28 @@ DEFAULTS: dict[str, Any] = {name: option.default for name, option in OPTIONS.ite
 
 
 class SamplingOptions(SamplingDeclarations[None]):
-    """Sampling options.
+    """Options of sampling.
 
-    An option that is None has the file's recommended value, or else the default, which is llama.cpp's. docs/sampling.md
-    explains each option.
+    An option that is None has the value that the file recommends, or else the default, which is llama.cpp's.
+    docs/sampling.md explains each option.
     """
 
     def fill_unset(self, defaults: "SamplingOptions") -> "SamplingOptions":
-        """Return these options, completed by `defaults` where they are None."""
+        """Return these options, with those of `defaults` in place of None."""
         return SamplingOptions(**{**defaults.explicit, **self.explicit})
 
     @property
     def complete(self) -> "CompleteOptions":
-        """The options, with defaults for those that are None; only a seed may stay None."""
+        """The options with defaults in place of None; only the seed may stay None."""
         return CompleteOptions(**{**DEFAULTS, **self.explicit})
 
 
 class CompleteOptions(SamplingDeclarations[Never]):
-    """Sampling options without None, except for the seed."""
+    """Options of sampling without None, except for the seed."""
 
 
 class SamplingArguments(TypedDict, total=False):
-    """Sampling options, described in docs/sampling.md; SamplingOptions has the defaults."""
+    """Options of sampling as keyword arguments: docs/sampling.md describes them, SamplingOptions has the defaults."""
 
     temperature: float | None
     dynatemp_range: float | None
@@ -352,7 +360,7 @@ class SamplingArguments(TypedDict, total=False):
 
 
 def convert_value(name: str, range: ValueRange | None, value: object) -> object:
-    """Convert an option's value to Python's own types. Raises UsageError."""
+    """Return the value of an option in Python's own types. Raises UsageError for an invalid value."""
     if range is not None:
         return range.parse_number(name, value)
     if name == "samplers":
@@ -372,7 +380,7 @@ def convert_value(name: str, range: ValueRange | None, value: object) -> object:
 def parse_sampler_names(value: object) -> tuple[str, ...]:
     """Parse --samplers: a list of names, or one string with semicolons between them.
 
-    Raises UsageError.
+    Raises UsageError for an unknown name.
     """
     names = [name for name in value.split(";") if name.strip()] if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
@@ -385,7 +393,7 @@ def parse_sampler_names(value: object) -> tuple[str, ...]:
 
 
 def parse_sampler_letters(letters: str) -> tuple[str, ...]:
-    """Parse --sampling-seq, one letter per step. Raises UsageError."""
+    """Parse --sampling-seq, one letter per step. Raises UsageError for an unknown letter."""
     steps = {letter: step for step, letter in LETTERS.items()}
     for letter in letters:
         if letter not in steps:
@@ -395,11 +403,12 @@ def parse_sampler_letters(letters: str) -> tuple[str, ...]:
 
 
 def parse_biases(value: object) -> dict[int, float]:
-    """Return the biases of logits by token id. Raises UsageError."""
+    """Return the biases of logits by token id. Raises UsageError for other values."""
     if not isinstance(value, Mapping):
         raise UsageError(f"logit_bias must map token ids to numbers, not {value!r}")
     return {int(COUNT.parse_number("a token of logit_bias", token)): parse_bias(bias) for token, bias in value.items()}
 
 
 def parse_bias(bias: object) -> float:
+    """Return the bias of a logit, a number or -inf. Raises UsageError for other values."""
     return -math.inf if to_number(bias) == -math.inf else NUMBER.parse_number("logit_bias", bias)

@@ -1,4 +1,4 @@
-"""Sampling: from one row of logits to the next token, in llama.cpp's default order.
+"""Sample the next token from a row of logits, with steps in llama.cpp's default order.
 
 docs/sampling.md shows the order. A step is a function from candidates to candidates, and the chain is a list of the
 steps that are on. After top_k, few candidates remain for the later steps.
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 def list_active_steps(options: CompleteOptions) -> list[str]:
     """Return the names of the steps that have an effect with these options, in order.
 
-    As in llama.cpp, mirostat replaces all steps but temperature, and adaptive_p always comes last, because it learns
-    from the token that is drawn. At temperature 0, two groups of steps have no effect and are omitted: those after
+    As in llama.cpp, mirostat replaces all steps but temperature, and adaptive_p always comes last, because it depends
+    on the token that is drawn. At temperature 0, two groups of steps have no effect and are left out: those after
     temperature, and earlier ones that always keep the most likely token.
     """
     if options.mirostat:
@@ -44,7 +44,7 @@ def list_active_steps(options: CompleteOptions) -> list[str]:
 
 
 def list_unused_options(options: SamplingOptions, names: Iterable[str]) -> list[str]:
-    """Return the named options whose step is on, but not among the samplers or replaced by mirostat."""
+    """Return the options in `names` whose step is turned on, but not among the samplers or replaced by mirostat."""
     complete = options.complete
     used = {"temperature"} if complete.mirostat else {*complete.samplers, "adaptive_p"}
     steps = {name: OPTIONS[name].step for name in names}
@@ -52,19 +52,19 @@ def list_unused_options(options: SamplingOptions, names: Iterable[str]) -> list[
 
 
 class Sampler:
-    """Samples one token after the other. The same seed, options and logits give the same tokens."""
+    """Draws one token after the other; the same seed, options and logits give the same tokens."""
 
     def __init__(self, options: SamplingOptions, vocab: int, tokenizer: "Tokenizer | None" = None):
-        """Validate the options for the vocabulary.
+        """Set up a sampler.
 
-        vocab: vocabulary size; logits beyond it are padding. tokenizer: only needed for DRY's breakers, infill and
-        ignore_eos. Raises UsageError for a bias of a token that does not exist.
+        vocab: size of the vocabulary; logits beyond it are padding. tokenizer: only needed for DRY's breakers, infill
+        and ignore_eos. Raises UsageError for a bias of a token that does not exist.
         """
         self.options = complete = options.complete
         self.vocab = vocab
         self.seed = random.SystemRandom().getrandbits(32) if complete.seed is None else complete.seed
         names = list_active_steps(complete)
-        self._chain, self._ids = [STEPS[name].apply for name in names], make_ids(vocab)
+        self._chain, self._ids = [STEPS[name].apply for name in names], make_token_ids(vocab)
         self._biases = resolve_biases(complete, vocab, tokenizer)
         self._state = SamplerState.create(complete, names, random.Random(self.seed), vocab, tokenizer)
         self._learns = bool({"penalties", "dry", "mirostat", "adaptive_p"}.intersection(names))
@@ -72,7 +72,7 @@ class Sampler:
     def copy(self, vocab: int | None = None) -> "Sampler":
         """Return an independent sampler in the same state.
 
-        vocab: a smaller vocabulary size for the copy.
+        vocab: a smaller vocabulary size for the copy, or None.
         """
         twin = copy.copy(self)
         twin._state = self._state.copy()
@@ -81,28 +81,28 @@ class Sampler:
         return twin
 
     def undo_draw(self) -> "Sampler":
-        """Return a copy of the state before the drawn token, which is not accepted yet."""
+        """Return a copy in the state before the last draw, whose token must not have been accepted yet."""
         twin = self.copy()
         twin._state.repeats = True
         return twin
 
     def restore(self, snapshot: "Sampler") -> None:
-        """Restore this sampler's state from a snapshot, which is not changed and can be reused."""
+        """Return to the state of a snapshot, which stays independent."""
         self._state = snapshot._state.copy()
 
     def read(self, prompt: Sequence[int]) -> None:
-        """Append a prompt, without its images, to the history that penalties use."""
+        """Append a prompt, without its images, to the history of tokens."""
         prompt, limit = remove_images(prompt), self._state.history.most
         for token in prompt if limit < 0 else prompt[len(prompt) - min(limit, len(prompt)) :]:
             self.accept(token)
 
     def accept(self, token: int) -> None:
-        """Append a token of the prompt or the answer to the history."""
+        """Append a token of the prompt or the answer to the history of tokens."""
         if self._learns:
-            self._state.learn(self.options, token)
+            self._state.accept(self.options, token)
 
     def sample(self, logits: np.ndarray, allowed: np.ndarray | None = None) -> int:
-        """Sample the id of the next token from `distribution`."""
+        """Draw the id of the next token; see compute_distribution for the arguments and errors."""
         state = self._state
         if not state.repeats:
             state.key = state.random.getrandbits(64)  # exactly one for each token, whatever the logits
@@ -117,8 +117,8 @@ class Sampler:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Compute the distribution of the next token: ids, int64 [n], and probabilities, float64 [n].
 
-        logits: float32 [vocab] or longer.  allowed: bool [vocab] or longer, the mask of a constraint; None: all.
-        Greedy: one token with probability 1. Raises LocalllmError if no token is allowed or the logits are NaN.
+        logits: float32 [vocab] or longer. allowed: mask of a constraint, bool [vocab] or longer; None: all. A greedy
+        sampler returns one token with probability 1. Raises LocalllmError if no token is allowed or the logits are NaN.
         """
         twin = self.copy()
         twin._state.key = twin._state.random.getrandbits(64)
@@ -126,7 +126,7 @@ class Sampler:
         return candidates.ids, candidates.compute_probabilities()
 
     def _apply_chain(self, logits: np.ndarray, allowed: np.ndarray | None) -> Candidates:
-        """Apply the chain and return the remaining candidates."""
+        """Apply the steps in order; return the remaining candidates."""
         candidates = Candidates(self._ids, logits[: self.vocab])
         if allowed is not None:
             candidates = keep_allowed(candidates, allowed[: self.vocab])
@@ -139,10 +139,10 @@ class Sampler:
 
 
 @lru_cache(2)
-def make_ids(vocab: int) -> np.ndarray:
+def make_token_ids(vocab: int) -> np.ndarray:
     """Return the ids from 0 on, int64 [vocab], read-only.
 
-    The array is shared, because each takes 0.4 to 2 MB.
+    Callers share the array, which takes 0.4 to 2 MB.
     """
     ids = np.arange(vocab)
     ids.flags.writeable = False
@@ -152,9 +152,9 @@ def make_ids(vocab: int) -> np.ndarray:
 def resolve_biases(
     options: CompleteOptions, vocab: int, tokenizer: "Tokenizer | None"
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the biased tokens, int64 [n], and the biases of their logits, float64 [n], or None.
+    """Return the tokens with a bias, int64 [n], and the biases of their logits, float64 [n]; None without any.
 
-    Raises UsageError.
+    Raises UsageError for a token that does not exist.
     """
     biases = dict(options.logit_bias)
     for token in biases:
@@ -167,7 +167,7 @@ def resolve_biases(
 
 
 def log_sum_exp(logits: np.ndarray) -> float:
-    """Compute log sum exp of logits, float32 [vocab]; logits minus this are log probabilities."""
+    """Compute log(sum(exp(logits))) of logits, float32 [vocab]; logits minus this are log probabilities."""
     largest = float(logits.max())
     return largest + math.log(np.exp(logits.astype(np.float64) - largest).sum())
 
@@ -177,7 +177,7 @@ def make_samplers(
 ) -> list[Sampler]:
     """Return n samplers after the prompt, with consecutive seeds.
 
-    The first seed is that of the options, or random.
+    The first seed is that of the options, or random if it is None.
     """
     first = Sampler(options, vocab, tokenizer)
     further = [Sampler(replace(options, seed=first.seed + number), vocab, tokenizer) for number in range(1, n)]
@@ -187,9 +187,9 @@ def make_samplers(
 
 
 def read_recommended(metadata: Mapping[str, object], path: str = "") -> tuple[SamplingOptions, list[str]]:
-    """Read the sampling options that a file recommends, with a warning for each invalid value.
+    """Return the sampling options that a file recommends, and a warning for each invalid value.
 
-    An invalid value is replaced by the default, so that the model still runs.
+    An invalid value is left out, so that the model still runs.
     """
     checked, values, warnings = MetadataReader(metadata, "general.sampling.", path), dict[str, Any](), list[str]()
     for name, key in ((name, option.key) for name, option in OPTIONS.items()):
@@ -206,6 +206,7 @@ def read_recommended(metadata: Mapping[str, object], path: str = "") -> tuple[Sa
 
 
 def describe_valid_values(name: str) -> str:
+    """Return a description of the valid values of an option."""
     if name == "samplers":
         return f"names of steps with semicolons between them, as in {';'.join(LETTERS)}"
     range = OPTIONS[name].range

@@ -1,4 +1,4 @@
-"""The sampling steps: functions from candidates to candidates, which can be combined in any order.
+"""Define the sampling steps: functions from candidates to candidates that can be combined in any order.
 
 Each cites its source. They agree with llama.cpp's, except where noted, and compute in float64 where it uses float32.
 Tokens that a grammar or a bias excludes are removed from the candidates; llama.cpp sets their logits to -inf.
@@ -33,7 +33,7 @@ PEAK, SHARPNESS, WIDTH = 5.0, 10.0, 0.3
 
 
 def keep_allowed(candidates: Candidates, allowed: np.ndarray) -> Candidates:
-    """Keep the candidates with a True in allowed, bool [n]. Raises ConstraintError if none remains."""
+    """Keep the candidates that a mask, bool [n], allows. Raises ConstraintError if it allows none."""
     if not allowed.any():
         raise ConstraintError("the constraint allows no token at this position")
     return candidates.keep(allowed)
@@ -42,11 +42,11 @@ def keep_allowed(candidates: Candidates, allowed: np.ndarray) -> Candidates:
 def logit_bias(candidates: Candidates, tokens: np.ndarray, biases: np.ndarray) -> Candidates:
     """Add biases, float64 [m], to the logits of tokens, int64 [m] (OpenAI's logit_bias).
 
-    -inf excludes a token.
+    A bias of -inf excludes a token.
     """
     present, places = candidates.find(tokens)
     biases = biases[present]
-    candidates = candidates.move(places, candidates.logits[places] + biases)
+    candidates = candidates.replace_logits(places, candidates.logits[places] + biases)
     if np.isfinite(biases).all():
         return candidates
     allowed = np.ones(len(candidates.ids), bool)
@@ -68,11 +68,11 @@ def penalties(
     present, places = candidates.find(tokens)
     old = candidates.logits[places].astype(np.float64)
     new = np.where(old <= 0, old * repeat, old / repeat) - times[present] * frequency - presence
-    return candidates.move(places, new)
+    return candidates.replace_logits(places, new)
 
 
 def clamp(number: float) -> float:
-    """Clamp a number to float32's range, so that no product of two exceeds float64's."""
+    """Clamp a number to the range of float32, so that products of two numbers do not exceed that of float64."""
     return min(max(number, -LARGEST), LARGEST)
 
 
@@ -84,7 +84,7 @@ def dry(
     base: float,
     allowed_length: int,
 ) -> Candidates:
-    """Lower the logits of tokens that would continue the repetition of a sequence (DRY, "don't repeat yourself").
+    """Lower the logits of tokens that would continue a repeated sequence (DRY, "don't repeat yourself").
 
     Source: p-e-w, 2024: https://github.com/oobabooga/text-generation-webui/pull/5677. If the last n tokens, all after
     the latest breaker, also occur earlier in `recent`, int64 [m], the logit of the token that followed them there is
@@ -104,11 +104,11 @@ def dry(
     tokens, exponents = np.array(list(lengths), np.int64), np.array(list(lengths.values())) - allowed_length
     present, places = candidates.find(tokens)
     losses = clamp(multiplier) * base ** exponents[present].astype(np.float64)
-    return candidates.move(places, candidates.logits[places] - losses)
+    return candidates.replace_logits(places, candidates.logits[places] - losses)
 
 
 def find_repetitions(recent: np.ndarray, limit: int, least: int) -> dict[int, int]:
-    """Return the tokens that followed earlier occurrences of the last tokens, with the match lengths.
+    """Return the tokens that followed earlier occurrences of the last tokens, each with the length of the match.
 
     recent: int64 [m]. Only lengths from `least` to `limit` count; a token gets its longest match.
     """
@@ -129,9 +129,9 @@ def find_repetitions(recent: np.ndarray, limit: int, least: int) -> dict[int, in
 def top_k(candidates: Candidates, k: int) -> Candidates:
     """Keep the k most likely tokens (0: all), ranked (Fan et al. 2018, arXiv 1805.04833).
 
-    Only tokens that reach a bound are sorted. The bound is the k-th largest of the maxima of groups of 64, so at least
-    k tokens reach it. This takes 0.06 ms for k = 40 of 128256, where np.argpartition takes 1.1 ms, and sorting all
-    takes 6.5 ms.
+    Only tokens that reach a bound are sorted. The bound is the k-th largest of the maxima of groups of 64, so that at
+    least k tokens reach it. For k = 40 of 128256 tokens this takes 0.06 ms, np.argpartition 1.1 ms, and sorting all 6.5
+    ms.
     """
     if candidates.ranked:
         return candidates.keep(slice(k or None))
@@ -156,8 +156,8 @@ def top_n_sigma(candidates: Candidates, n: float) -> Candidates:
 def typical(candidates: Candidates, p: float) -> Candidates:
     """Keep the tokens of most typical surprise up to total probability p (locally typical sampling).
 
-    Meister et al. 2022, arXiv 2202.00666: the tokens whose surprise is nearest to its expectation. If some tokens have
-    probability 0, llama.cpp's version keeps arbitrary ones, because its entropy is NaN.
+    Meister et al. 2022, arXiv 2202.00666: the tokens whose surprise is nearest to the expected surprise. If some tokens
+    have probability 0, llama.cpp keeps arbitrary tokens, because its entropy is NaN.
     """
     if p >= 1:
         return candidates
@@ -192,12 +192,12 @@ def min_p(candidates: Candidates, p: float) -> Candidates:
 
 
 def xtc(candidates: Candidates, probability: float, threshold: float, chance: float) -> Candidates:
-    """Exclude top choices: of the tokens with at least probability `threshold`, keep only the least likely.
+    """Exclude top choices (XTC): of the tokens with at least probability `threshold`, keep only the least likely.
 
-    p-e-w, 2024: https://github.com/oobabooga/text-generation-webui/pull/6335.
+    Source: p-e-w, 2024: https://github.com/oobabooga/text-generation-webui/pull/6335.
 
-    chance: a random number from 0 to 1; above `probability`, nothing is excluded. Of equally likely ones, the highest
-    id is kept.
+    chance: a random number from 0 to 1; above `probability`, nothing is excluded. Of equally likely tokens, the one
+    with the highest id is kept.
     """
     if chance > probability:
         return candidates
@@ -218,7 +218,7 @@ def temperature(candidates: Candidates, t: float) -> Candidates:
 
 
 def dynamic_temperature(candidates: Candidates, t: float, range: float, exponent: float) -> Candidates:
-    """Scale by a temperature from t - range to t + range, which grows with the entropy.
+    """Divide the logits by a temperature from t - range to t + range, which grows with the entropy.
 
     The position in this interval is the entropy, divided by its maximum for that number of tokens, to the power of the
     exponent. The idea is in Zhu et al. 2023, arXiv 2309.02772.
@@ -233,7 +233,7 @@ def dynamic_temperature(candidates: Candidates, t: float, range: float, exponent
 
 
 def keep_likeliest(candidates: Candidates) -> Candidates:
-    """Keep the most likely token; ties go to the lowest id."""
+    """Keep the most likely token, the one with the lowest id if several are equally likely."""
     best = candidates.best
     return candidates.keep(slice(best, best + 1))
 
@@ -242,7 +242,7 @@ def mirostat_1(candidates: Candidates, mu: float, vocab: int) -> Candidates:
     """Keep the k most likely tokens, where k gives a surprise of mu bits (Mirostat, version 1).
 
     Basu et al. 2021, arXiv 2007.14966: probabilities are assumed to follow Zipf's law, whose exponent is estimated.
-    vocab: vocabulary size. llama.cpp's k differs if a power is beyond float32's range or NaN.
+    vocab: size of the vocabulary. llama.cpp's k differs if a power is beyond float32's range or NaN.
     """
     first = top_k(candidates, ZIPF_TOKENS)
     logits = first.logits[np.isfinite(first.logits)].astype(np.float64)
@@ -259,7 +259,7 @@ def mirostat_1(candidates: Candidates, mu: float, vocab: int) -> Candidates:
 
 
 def mirostat_2(candidates: Candidates, mu: float) -> Candidates:
-    """Keep tokens with a surprise of at most mu bits, and the most likely one.
+    """Keep the tokens with a surprise of at most mu bits, and the most likely one (Mirostat, version 2).
 
     Basu et al. 2021, arXiv 2007.14966.
     """
@@ -274,8 +274,8 @@ def mirostat_2(candidates: Candidates, mu: float) -> Candidates:
 def adaptive_p(candidates: Candidates, target: float) -> Candidates:
     """Prefer tokens whose probabilities are near the target.
 
-    By MrJackSpade and ddh0, llama.cpp's pull request 17927. Even unlikely candidates stay possible, so earlier steps
-    should remove these.
+    Source: MrJackSpade and ddh0, https://github.com/ggml-org/llama.cpp/pull/17927. Even unlikely candidates stay
+    possible, so earlier steps should remove these.
     """
     distances = np.abs(candidates.compute_probabilities() - target) / WIDTH
     logits = PEAK - SHARPNESS * distances**2 / (1 + distances)
@@ -284,11 +284,11 @@ def adaptive_p(candidates: Candidates, target: float) -> Candidates:
 
 
 def draw(candidates: Candidates, key: int) -> int:
-    """Sample a token by its probability with the Gumbel-max trick.
+    """Draw a token by its probability with the Gumbel-max trick.
 
-    The token with the largest sum of logit and Gumbel noise is drawn. A token's noise depends only on its id and the
-    key, 64 bits. So two models with similar probabilities draw the same token most of the time, without communication
-    (Daliri et al. 2024, arXiv 2408.07978).
+    The token with the largest sum of logit and Gumbel noise is drawn. The noise of a token depends only on its id and
+    the key, 64 bits. So two models with similar probabilities draw the same token most of the time, without
+    communication (Daliri et al. 2024, arXiv 2408.07978).
     """
     _ = candidates.best
     noise = -np.log(-np.log(hash_uniform(candidates.ids, key)))
@@ -298,13 +298,15 @@ def draw(candidates: Candidates, key: int) -> int:
 def infill(
     candidates: Candidates, token_bytes: Callable[[int], bytes], ends: Collection[int], end: int | None
 ) -> Candidates:
-    """Keep end tokens or confident tokens for fill-in-the-middle, after top_k and top_p.
+    """Keep either end tokens or confident tokens, to fill in the middle of a text after top_k and top_p.
 
-    As in llama.cpp, if end tokens are likely, only these stay. Otherwise, if a token's text is a prefix of another's,
-    the likelier gets the probability of both. If n tokens then have at least INFILL_LEAST, each of them stays that has
-    at least 1 / (n + 1) of the total of these and the end tokens, which stay, too. If n is 0, the answer ends.
-    token_bytes: bytes of a token, b"" of a control token.  ends: end tokens.  end: the one to end with; None if the
-    answer may not end, so that the most likely token stays.
+    As in llama.cpp, only end tokens stay if they are likely. Otherwise, if the text of a token is a prefix of
+    another's, the likelier token gets the probability of both. If n tokens then have at least INFILL_MIN_PROBABILITY,
+    each token stays that has at least 1 / (n + 1) of the total of these and the end tokens, which stay, too. If n is 0,
+    the answer ends.
+
+    token_bytes: returns the bytes of a token, b"" of a control token.  ends: end tokens.
+    end: the token to end with; None if the answer may not end, so that the most likely token stays.
     """
     ranked = candidates.rank()
     probabilities, is_end = ranked.compute_probabilities(), np.isin(ranked.ids, list(ends))
@@ -319,9 +321,9 @@ def infill(
 
 
 def merge_prefixes(probabilities: np.ndarray, texts: Sequence[bytes]) -> np.ndarray:
-    """Merge probabilities: if a token's text is a prefix of another's, the likelier gets the sum.
+    """Merge probabilities: if the text of a token is a prefix of another's, the likelier token gets the sum.
 
-    probabilities: ranked, float64 [n].  texts: texts of the tokens.
+    probabilities: ranked, float64 [n]. texts: texts of the tokens.
     """
     merged, is_there = probabilities.copy(), [True] * len(texts)
     order = sorted(range(len(texts)), key=texts.__getitem__)
@@ -345,21 +347,26 @@ Apply = Callable[[Candidates, CompleteOptions, SamplerState], Candidates]
 
 
 class SamplerStep(NamedTuple):
-    """A step: its function, whether options turn it on, and whether it always keeps the most likely token."""
+    """A sampling step.
+
+    Attributes:
+        apply: its function.  is_on: returns whether options turn it on.
+        keeps_best: whether it always keeps the most likely token.
+    """
 
     apply: Apply
     is_on: Callable[[CompleteOptions], bool]
     keeps_best: bool = False
 
 
-def prefer_target(candidates: Candidates, options: CompleteOptions, state: SamplerState) -> Candidates:
-    """Apply adaptive-p; the state learns from the drawn token."""
+def apply_adaptive_p(candidates: Candidates, options: CompleteOptions, state: SamplerState) -> Candidates:
+    """Apply adaptive_p, and let the state update from the token that is drawn."""
     state.watched = candidates
     return adaptive_p(candidates, min(max(2 * options.adaptive_target - state.mean, 0.0), 1.0))
 
 
-def end_infill(candidates: Candidates, options: CompleteOptions, state: SamplerState) -> Candidates:
-    """Apply infill; it may choose the EOS token unless options or a constraint forbid it."""
+def apply_infill(candidates: Candidates, options: CompleteOptions, state: SamplerState) -> Candidates:
+    """Apply infill; it may choose the EOS token unless the options or a constraint forbid that."""
     assert state.tokenizer
     ends, bytes_of = state.tokenizer.end_ids, state.tokenizer.token_bytes
     eos: int | None = state.tokenizer.eos_id if state.tokenizer.eos_id in ends else min(ends, default=None)
@@ -371,7 +378,7 @@ def end_infill(candidates: Candidates, options: CompleteOptions, state: SamplerS
 
 
 def mirostat(candidates: Candidates, options: CompleteOptions, state: SamplerState) -> Candidates:
-    """Apply mirostat; the state learns from the drawn token."""
+    """Apply mirostat 1 or 2, and let the state update from the token that is drawn."""
     is_first = options.mirostat == 1
     left = mirostat_1(candidates, state.mu, state.vocab) if is_first else mirostat_2(candidates, state.mu)
     state.watched = left
@@ -411,8 +418,8 @@ STEPS: dict[str, SamplerStep] = {
         ),
         lambda o: o.temperature != 1 or o.dynatemp_range > 0,
     ),
-    "adaptive_p": SamplerStep(prefer_target, lambda o: o.adaptive_target >= 0, keeps_best=True),
-    "infill": SamplerStep(end_infill, lambda o: True),
+    "adaptive_p": SamplerStep(apply_adaptive_p, lambda o: o.adaptive_target >= 0, keeps_best=True),
+    "infill": SamplerStep(apply_infill, lambda o: True),
     "mirostat": SamplerStep(mirostat, lambda o: o.mirostat > 0, keeps_best=True),
     "likeliest": SamplerStep(lambda c, o, s: keep_likeliest(c), lambda o: True),
 }

@@ -1,4 +1,4 @@
-"""Speculative decoding (Leviathan et al. 2023, arXiv 2211.17192): choose drafts that save time.
+"""Choose drafts that save time in speculative decoding (Leviathan et al. 2023, arXiv 2211.17192).
 
 Proposers draft tokens, the model reads a draft in one step, and the sampler draws at every position as it would without
 a draft: a draft token is accepted if the same token is drawn. So the text is the same, in fewer steps. This module
@@ -36,7 +36,11 @@ LOSS, START, CREDIT = 0.02, 2.0, 3.0
 
 
 class DraftToken(NamedTuple):
-    """A draft token and its trust, from 0 to SURE; tokens of equal trust share an acceptance rate."""
+    """A token of a draft.
+
+    Attributes:
+        trust: likelihood, from 0 to SURE, that it is accepted; tokens of equal trust share an acceptance rate.
+    """
 
     token: int
     trust: int
@@ -47,25 +51,25 @@ class Proposer(Protocol):
 
     @property
     def account(self) -> "SpeculationBudget | None":
-        """The shared budget of drafts of this type; None if each answer has its own."""
+        """The budget that all drafts of this type share; None if each answer has its own."""
         ...
 
     def push(self, tokens: Sequence[int]) -> None:
         """Append tokens to the sequence."""
 
     def rewind(self, count: int) -> None:
-        """Drop the last `count` tokens. A proposer that only searches the text may keep them."""
+        """Remove the last `count` tokens; a proposer that only searches the text may keep them."""
 
     def propose(self) -> Iterator[DraftToken] | None:
-        """Return draft tokens, computed on demand; None if there are none."""
+        """Return the tokens of a draft, computed as they are iterated over; None without a draft."""
         ...
 
 
 class StepCostModel:
-    """The measured cost of a step by its token count, relative to a step of one token.
+    """The measured cost of a decode step by its number of tokens, relative to a step of one token.
 
     Attributes:
-        are_known: whether a step was measured.
+        is_measured: whether a step was measured.
     """
 
     is_measured = False
@@ -76,6 +80,7 @@ class StepCostModel:
         self._seconds_of_one = math.inf
 
     def record(self, tokens: int, seconds: float) -> None:
+        """Record the duration of a step."""
         if tokens <= MAX_DRAFT_TOKENS + 1:
             self._seconds[tokens] = smooth(self._seconds.get(tokens), seconds)
             self._seconds_of_one = self._seconds.get(1) or self._estimate_one()
@@ -83,15 +88,17 @@ class StepCostModel:
             self.is_measured = True
 
     def estimate_cost(self, tokens: int) -> float:
+        """Return the cost of a step, relative to a step of one token."""
         if not self._relative:  # interpolated linearly between known numbers of tokens
             known = {tokens: seconds / self._seconds_of_one for tokens, seconds in self._seconds.items()}
             self._relative = interpolate(USUAL_COSTS | known)
         return self._relative[tokens]
 
     def relate_seconds(self, seconds: float) -> float:
+        """Return a duration relative to a step of one token."""
         return seconds / self._seconds_of_one
 
-    def add_batch(self, other_sequences: int) -> "StepCostModel | BatchedStepCost":
+    def share_with_batch(self, other_sequences: int) -> "StepCostModel | BatchedStepCost":
         """Return the cost model for one of several answers.
 
         other_sequences: number of tokens of the other answers in the step.
@@ -99,43 +106,45 @@ class StepCostModel:
         return BatchedStepCost(self, other_sequences) if other_sequences else self
 
     def estimate_tokens(self, expected: float) -> float:
-        """Return the tokens of a step, relative to a step without a draft.
+        """Return the expected number of tokens that a step generates, relative to a step without a draft.
 
-        expected: expected tokens of this answer.
+        expected: that of this answer.
         """
         return expected
 
     def _estimate_one(self) -> float:
-        """Estimate the seconds of a step of one token by USUAL_COSTS: none was measured."""
+        """Estimate the seconds of a step of one token from longer steps and USUAL_COSTS."""
         usual = interpolate(USUAL_COSTS)
         return min(seconds / usual[tokens] for tokens, seconds in self._seconds.items())
 
 
 class BatchedStepCost:
-    """The cost of a step shared with other answers, relative to one token of this answer."""
+    """The cost of a decode step shared with other answers, relative to one token of this answer."""
 
     def __init__(self, costs: StepCostModel, other_sequences: int):
         self._costs, self._other_sequences = costs, other_sequences
         self._cost_of_one = costs.estimate_cost(other_sequences + 1)
 
     def estimate_cost(self, tokens: int) -> float:
+        """Return the cost of a step with this number of tokens of this answer, relative to one token."""
         return self._costs.estimate_cost(tokens + self._other_sequences) / self._cost_of_one
 
     def relate_seconds(self, seconds: float) -> float:
+        """Return a duration relative to a step with one token of this answer."""
         return self._costs.relate_seconds(seconds) / self._cost_of_one
 
     def estimate_tokens(self, expected: float) -> float:
-        """Return the tokens of a step, relative to a step without a draft.
+        """Return the expected number of tokens that a step generates, relative to a step without a draft.
 
-        Each of the other answers gets one token.
+        expected: that of this answer; each of the others gets one token.
         """
         return (expected + self._other_sequences) / (1 + self._other_sequences)
 
 
 def interpolate(measured: Mapping[int, float]) -> list[float]:
-    """Interpolate costs linearly by token count, from 0 on.
+    """Interpolate costs linearly; return them by number of tokens, from 0 on.
 
-    measured: costs by token count, including that of 1 token.
+    measured: costs by number of tokens, including that of 1 token.
     """
     costs = [0.0, measured[1]]
     for first, last in pairwise(sorted(measured)):
@@ -148,18 +157,18 @@ Costs = StepCostModel | BatchedStepCost
 
 
 def smooth(previous: float | None, seconds: float) -> float:
-    """Smooth a measured time: the minimum so far, slowly rising.
+    """Return a smoothed duration: the minimum so far, slowly rising.
 
-    Other programs only make steps slower.
+    Other programs can only make steps slower.
     """
     return seconds if previous is None else min(seconds, 0.8 * previous + 0.2 * seconds)
 
 
 class AcceptanceHistory:
-    """The recent acceptance rate of drafts.
+    """The recent acceptance rate of draft tokens.
 
     Attributes:
-        chances: by trust, the probability that a draft token is accepted if those before it were.
+        chances: by trust, the probability that a draft token is accepted if all tokens before it were.
         usual: this probability over all draft tokens.
     """
 
@@ -167,26 +176,27 @@ class AcceptanceHistory:
         self._right, self._seen = [0.0] * (SURE + 1), [0.0] * (SURE + 1)
         self.chances, self.usual = list(FIRST_CHANCES), 0.7
 
-    def learn(self, trust: int, was_right: bool) -> None:
+    def record(self, trust: int, was_right: bool) -> None:
+        """Record whether a draft token was accepted."""
         self._right[trust] = ACCEPTANCE_DECAY * self._right[trust] + was_right
         self._seen[trust] = ACCEPTANCE_DECAY * self._seen[trust] + 1
         self.chances[trust] = (self._right[trust] + 2 * FIRST_CHANCES[trust]) / (self._seen[trust] + 2)
         self.usual = ACCEPTANCE_DECAY * self.usual + (1 - ACCEPTANCE_DECAY) * was_right
 
-    def forget(self) -> None:
-        """Decay a low acceptance rate in a step without a draft, so that drafts are tried again."""
+    def raise_idle_rate(self) -> None:
+        """Raise a low acceptance rate a little in a step without a draft, so that drafts are tried again."""
         self.usual = IDLE_DECAY * self.usual + (1 - IDLE_DECAY)
 
 
 class SpeculationBudget:
-    """The cost and acceptance rate of one type of drafts, and the budget for losses.
+    """The cost and acceptance rate of one type of drafts, and the time that they may lose.
 
     It serves one answer or many.
 
     Attributes:
-        experience: the acceptance history.
-        seconds: time of one draft token, None if unknown.
-        trials: draft tokens to compute before the cost is trusted.
+        experience: acceptance history.
+        seconds: duration of computing one draft token; None if it is not known.
+        trials: number of draft tokens to compute before the duration is trusted.
         steps: number of steps so far.
     """
 
@@ -196,20 +206,21 @@ class SpeculationBudget:
         self._lost_steps, self.steps = 0.0, 0
 
     def record(self, seconds: float) -> None:
+        """Record the duration of computing one draft token."""
         self.seconds, self.trials = smooth(self.seconds, seconds), self.trials - 1
 
     def charge(self, steps: float) -> None:
-        """Charge the time of `steps` one-token steps to the budget; a negative value credits it."""
+        """Charge the time of `steps` one-token steps to the budget; a negative number credits it."""
         self._lost_steps = max(self._lost_steps + steps, -CREDIT)
 
     @property
     def allows_loss(self) -> bool:
-        """Return whether the budget allows more drafts, which may cost slightly more than they gain."""
+        """Whether the budget allows more drafts, which may cost slightly more than they gain."""
         return self._lost_steps <= LOSS * self.steps + START
 
 
 class DraftPlan(NamedTuple):
-    """A draft, and its expected tokens per time of a one-token step."""
+    """A draft, and the expected number of tokens per duration of a one-token step."""
 
     draft: list[int]
     rate: float
@@ -227,7 +238,7 @@ class DraftPlanner:
         self._planned, self._worth = 0, 0.0  # number of them in the draft, and gain of an accepted one
 
     def plan(self, limit: int, costs: Costs, least: float) -> DraftPlan:
-        """Plan the draft of at most `limit` tokens with the best rate.
+        """Return the draft of at most `limit` tokens with the best rate.
 
         It is empty if that rate is not above `least`.
         """
@@ -260,9 +271,9 @@ class DraftPlanner:
         return DraftPlan([guess.token for guess in self._guesses[:length]], rate)
 
     def _choose_length(self, expected: list[float], costs: Costs) -> tuple[int, float]:
-        """Return the draft length with the best expected rate, and the rate.
+        """Return the length of the draft with the best expected rate, and the rate.
 
-        expected: accepted tokens, by length.
+        expected: expected number of accepted tokens by length.
         """
         cost = (len(expected) - 1) * self._estimate_cost(costs)
         rates = [
@@ -273,7 +284,7 @@ class DraftPlanner:
         return rates.index(rate), rate
 
     def _may_pay(self, expected: list[float], chance: float, limit: int, costs: Costs, least: float) -> bool:
-        """Return whether more draft tokens may raise the rate, or are free or not measured yet."""
+        """Return whether more draft tokens may raise the rate, or are free, or have not been measured yet."""
         each = self._estimate_cost(costs)
         if each < FREE:
             return True
@@ -294,10 +305,10 @@ class DraftPlanner:
         return costs.relate_seconds(self._account.seconds or 0.0)
 
     def push(self, tokens: Sequence[int]) -> None:
-        """Append tokens, and learn which of the latest draft tokens were right, used or not."""
+        """Append tokens, and record which of the latest draft tokens were right, whether they were used or not."""
         account, right = self._account, 0
         for guess, token in zip(self._guesses, tokens, strict=False):
-            account.experience.learn(guess.trust, guess.token == token)
+            account.experience.record(guess.trust, guess.token == token)
             if guess.token != token:
                 break
             right += 1
@@ -305,13 +316,13 @@ class DraftPlanner:
             account.charge(-self._worth * min(right, self._planned))
             self._guesses, self._planned = [], 0
         else:
-            account.experience.forget()
+            account.experience.raise_idle_rate()
             account.seconds = account.seconds and IDLE_DECAY * account.seconds
         account.steps += 1
         self._proposer.push(tokens)
 
     def rewind(self, count: int) -> None:
-        """Drop the last tokens; learn nothing from the latest drafts."""
+        """Remove the last tokens, without recording anything about the latest draft."""
         self._guesses, self._planned = [], 0
         self._proposer.rewind(count)
 
@@ -322,32 +333,33 @@ class DraftSelector:
     def __init__(self, proposers: Iterable[Proposer], costs: StepCostModel | None = None):
         """Combine proposers.
 
-        proposers: have all tokens so far; those without cost come first.  costs: shared cost model; None: its own.
+        proposers: have all tokens so far; those without cost come first. costs: shared cost model; None: a new one.
         """
         self._sources, self._costs = [DraftPlanner(proposer) for proposer in proposers], costs or StepCostModel()
         self.record = self._costs.record
 
     def draft(self, limit: int, other_sequences: int = 0) -> list[int]:
-        """Return a draft of at most `limit` tokens, often none.
+        """Return a draft of at most `limit` tokens, which is often empty.
 
-        other_sequences: number of tokens of the other answers in the step. The first step has no draft: its time is the
-        baseline.
+        other_sequences: number of tokens of the other answers in the step. The first step has no draft, so that its
+        duration is the baseline.
         """
         best = DraftPlan([], GAIN)
         if not self._costs.is_measured or other_sequences >= MAX_DRAFT_TOKENS:
             return []
-        costs = self._costs.add_batch(other_sequences)
+        costs = self._costs.share_with_batch(other_sequences)
         for source in self._sources:
             plan = source.plan(min(limit, MAX_DRAFT_TOKENS - other_sequences), costs, best.rate)
             best = plan if plan.draft else best
         return best.draft
 
-    def learn(self, tokens: Sequence[int]) -> None:
+    def push(self, tokens: Sequence[int]) -> None:
+        """Append tokens, and record which draft tokens were right."""
         for source in self._sources:
             source.push(tokens)
 
     def rewind(self, count: int) -> None:
-        """Drop the last `count` tokens, which were undone."""
+        """Remove the last `count` tokens, which were undone."""
         for source in self._sources:
             source.rewind(count)
 
@@ -361,7 +373,8 @@ class Drafter(ABC):
     ) -> AbstractContextManager[Proposer]:
         """Open a proposer of drafts for an answer.
 
-        tokens: tokens of the prompt and the answer so far.
+        tokens: tokens of the prompt and the answer so far. sampler, guide: those of the answer. end_ids: tokens that
+        end it.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Drafts from earlier text: prompt lookup by n-grams, and copies with edits.
+"""Draft tokens from earlier text: prompt lookup by n-grams, and copies with edits.
 
 Both proposers (see generation.speculation.acceptance) search the answer itself and earlier texts, at almost no cost. So
 a revised document is drafted from its earlier version, even that of another day. Earlier texts, also from other
@@ -32,9 +32,10 @@ FACTOR = 0x9E3779B97F4A7C15  # multiplier of the n-grams' hashes (odd)
 
 
 class CorpusMatch(NamedTuple):
-    """The position after an earlier occurrence of a suffix, and the match's length, at most SURE.
+    """An earlier occurrence of the last tokens of a text.
 
-    The length is 0 without a match.
+    Attributes:
+        place: position after it.  agreed: number of tokens that match, at most SURE; 0 without a match.
     """
 
     place: int
@@ -42,13 +43,13 @@ class CorpusMatch(NamedTuple):
 
 
 class TokenCorpus:
-    """Concatenated texts, and an index of their n-grams. Immutable.
+    """Concatenated texts with an index of their n-grams. Immutable.
 
     The key of a position is a hash of the GRAM tokens before it; the index is all positions, sorted stably by key.
     NumPy sorts 131 thousand in 10 ms; reading them sorted from a file takes 2 ms.
 
     Attributes:
-        tokens: int32, with a GAP after each text.  places: int32, the index.
+        tokens: token ids with a GAP after each text, int32.  places: the index, int32.
     """
 
     def __init__(self, tokens: np.ndarray, places: np.ndarray, sorted_keys: np.ndarray | None = None):
@@ -58,14 +59,14 @@ class TokenCorpus:
 
     @classmethod
     def from_tokens(cls, tokens: np.ndarray) -> Self:
-        """Build the index of tokens."""
+        """Return the corpus of texts with a GAP after each, int32; computes the index."""
         places = find_positions(tokens)
         return cls(tokens, places[np.argsort(hash_ngrams(tokens)[places - GRAM], kind="stable")])
 
     def find(self, ending: Sequence[int]) -> CorpusMatch:
         """Find the longest earlier match of the last tokens, `ending`, at most SURE tokens long.
 
-        Of equally long matches, those with the most frequent next token are preferred, then the latest one.
+        Of equally long matches, the latest of those with the most frequent next token is returned.
         """
         if len(ending) < GRAM:
             return CorpusMatch(0, 0)
@@ -102,8 +103,8 @@ class TokenCorpus:
     def _find_new_passages(self, ids: np.ndarray) -> np.ndarray:
         """Return the new passages of a text, int32.
 
-        Each has at least LEAST tokens, and a GAP after it. It begins with up to SURE tokens that the corpus already
-        has, by which it is found.
+        Each has at least MIN_PASSAGE_TOKENS tokens, and a GAP after it. It begins with up to SURE tokens that the
+        corpus already has, by which it is found.
         """
         if len(ids) < MIN_PASSAGE_TOKENS:
             return ids[:0]
@@ -122,7 +123,7 @@ class TokenCorpus:
 
 
 def hash_ngrams(tokens: np.ndarray) -> np.ndarray:
-    """Compute the hashes of all n-grams, uint64 [tokens - GRAM + 1]."""
+    """Return the hashes of all n-grams, uint64 [tokens - GRAM + 1]."""
     numbers, factor = (tokens + np.int32(1)).astype(np.uint64), np.uint64(FACTOR)
     count = max(0, len(tokens) - GRAM + 1)
     hashes = np.zeros(count, np.uint64)
@@ -132,7 +133,7 @@ def hash_ngrams(tokens: np.ndarray) -> np.ndarray:
 
 
 def find_positions(tokens: np.ndarray) -> np.ndarray:
-    """Return the positions with GRAM tokens before them and one after, int32."""
+    """Return the positions in a text with GRAM tokens before them and one after, int32."""
     gaps = np.concatenate(([0], np.cumsum(tokens == GAP)))
     ends = np.arange(GRAM, len(tokens), dtype=np.int32)
     result: np.ndarray = ends[gaps[ends + 1] == gaps[ends - GRAM]]
@@ -142,7 +143,7 @@ def find_positions(tokens: np.ndarray) -> np.ndarray:
 def count_matches(tokens: np.ndarray, places: np.ndarray, windows: np.ndarray) -> np.ndarray:
     """Return how many tokens before each position match the end of its window, int [places].
 
-    windows: [places or 1, length].
+    windows: the tokens to compare with, [places or 1, length].
     """
     at = places[:, None] - np.arange(1, windows.shape[1] + 1)
     matches = (tokens[np.maximum(at, 0)] == windows[:, ::-1]) & (at >= 0)
@@ -154,9 +155,9 @@ NOTHING = TokenCorpus(np.zeros(0, np.int32), np.zeros(0, np.int32))
 
 
 def hash_vocabulary(pieces: Sequence[str]) -> str | None:
-    """Return the name of a vocabulary's file of texts; None if texts are not stored.
+    """Return the name of the file with the texts of a vocabulary; None if texts are not stored.
 
-    Vocabularies that differ in few tokens may have the same name: wrong drafts are the only consequence.
+    Vocabularies that differ in few tokens may have the same name, which only causes wrong drafts.
     """
     if get_size_limit() == 0:
         return None
@@ -164,8 +165,8 @@ def hash_vocabulary(pieces: Sequence[str]) -> str | None:
     return hashlib.blake2b(repr((len(pieces), some)).encode(errors="replace"), digest_size=16).hexdigest()
 
 
-def keep_latest(texts: list[np.ndarray]) -> list[np.ndarray]:
-    """Return the latest texts of at most MOST tokens together, at least the last one."""
+def select_latest_texts(texts: list[np.ndarray]) -> list[np.ndarray]:
+    """Return the latest texts that have at most MAX_TOKENS tokens together, at least the last one."""
     length = sum(len(text) for text in texts)
     while length > MAX_TOKENS and len(texts) > 1:
         length -= len(texts.pop(0))
@@ -181,7 +182,7 @@ class NgramCache:
     def __init__(self, vocab_size: int, pieces: Sequence[str] | None):
         """Open the cache of a vocabulary.
 
-        pieces: strings of its tokens, which name its file; None for no file.
+        pieces: strings of its tokens, which name its file; None: no file.
         """
         self._vocab_size, self._pieces = vocab_size, pieces
         self.lock = create_lock(self)
@@ -196,24 +197,28 @@ class NgramCache:
     def add(self, ids: Sequence[int], known_count: int = 0, is_kept: bool = False) -> None:
         """Queue a text, whose first `known_count` tokens were added before.
 
-        is_kept: also add it to the file.
+        is_kept: whether it is also added to the file.
         """
         text = np.array(remove_images(ids[0 if is_kept else max(0, known_count - SURE) :]), np.int32)
         self._added.append((text, is_kept))  # takes no lock: finalizers call this
 
     def collect(self) -> None:
-        """Process the queued texts. Waits for the lock, so no finalizer may call it."""
+        """Process the queued texts.
+
+        Waits for the lock, so finalizers must not call it.
+        """
         with self.lock:
             self._collect()
 
     def _collect(self) -> None:
         while self._added:
             text, is_kept = self._added.popleft()
-            self._waiting = keep_latest([*self._waiting, text])
+            self._waiting = select_latest_texts([*self._waiting, text])
             if is_kept:
-                self._unsaved = keep_latest([*self._unsaved, text])
+                self._unsaved = select_latest_texts([*self._unsaved, text])
 
     def get_corpus(self) -> TokenCorpus:
+        """Return the corpus with all texts so far, which is read from the file at first use."""
         with self.lock:
             self._collect()
             if self._corpus is None:
@@ -223,6 +228,7 @@ class NgramCache:
             return self._corpus
 
     def _read(self) -> TokenCorpus:
+        """Return the corpus in the file; an empty one if it cannot be read."""
         texts = read_texts(self._name) if self._name else None
         if texts is None:
             return NOTHING
@@ -233,7 +239,10 @@ class NgramCache:
         return TokenCorpus(tokens, places)
 
     def save(self) -> None:
-        """Add the new texts to the file, which other processes may have changed; ignore write errors."""
+        """Add the new texts to the file, which other processes may have changed.
+
+        Write errors are ignored.
+        """
         with self.lock:
             self._collect()
             texts, self._unsaved = self._unsaved, []
@@ -252,11 +261,11 @@ LEFT = 4  # positions of earlier copies that may be resumed
 
 
 class NgramProposer:
-    """Drafts the tokens that followed the longest repeated suffix of the text.
+    """Drafts the tokens that followed an earlier occurrence of the longest repeated suffix of the text.
 
-    It is found with a suffix automaton (Blumer et al. 1985) of all tokens so far: a state represents the substrings
-    that end at the same positions, and the suffix link of the newest state is the longest suffix that occurred before.
-    A longer match in earlier texts takes precedence.
+    The suffix is found with a suffix automaton (Blumer et al. 1985) of all tokens so far: a state represents the
+    substrings that end at the same positions, and the suffix link of the newest state is the longest suffix that
+    occurred before. A longer match in earlier texts takes precedence.
 
     Attributes:
         tokens: the earlier texts, then the text.
@@ -277,7 +286,7 @@ class NgramProposer:
         self._last = 0
 
     def push(self, tokens: Sequence[int]) -> None:
-        """Append tokens, in constant time for each on average."""
+        """Append tokens; each takes constant time on average."""
         for token in tokens:
             place = len(self.tokens)
             self.tokens.append(token)
@@ -317,6 +326,7 @@ class NgramProposer:
         return split
 
     def _add(self, length: int, following: dict[int, int], end: int) -> int:
+        """Add a state; return its number."""
         self._next.append(following)
         for column, value in ((self._length, length), (self._link, 0), (self._end, end)):
             column.append(value)
@@ -328,16 +338,16 @@ class NgramProposer:
     def propose(self) -> Iterator[DraftToken] | None:
         """Return the tokens that followed the last occurrence; None without one.
 
-        A token's trust is the length of the match before it.
+        The trust of a token is the length of the match before it.
         """
         return propose_copy(self.tokens, self.place, self.agreed) if self.agreed else None
 
 
 class CopyProposer:
-    """Drafts the continuation of a copy after an edit.
+    """Drafts the rest of a copied text after an edit.
 
-    Where the answer differs from the original, it may have replaced one token, so the copy continues after the next
-    token of the original; or it has inserted or deleted text, and continues where a later token matches again.
+    Where the answer differs from the original, it may have replaced one token, so that the copy continues after the
+    next token of the original; or it has inserted or deleted text, and continues where a later token matches again.
     """
 
     account = None
@@ -345,7 +355,7 @@ class CopyProposer:
     def __init__(self, grams: NgramProposer):
         """Start without a copy.
 
-        grams: the n-grams of the same texts, which must be given every token first.
+        grams: n-grams of the same texts, to which every token must be appended first.
         """
         self._grams = grams
         self._place: int | None = None  # position of the next token if the copy continues
@@ -362,7 +372,7 @@ class CopyProposer:
             self._place, self._followed = self._grams.place, self._grams.agreed
 
     def _follow(self, number: int) -> None:
-        """Update the copied position by token `number` of the text."""
+        """Update the copied position by the token with index `number` in the text."""
         text, place, followed = self._grams.tokens, self._place, self._followed
         if place is not None and text[place] == text[number]:
             self._place, self._followed = place + 1, followed + 1
@@ -377,7 +387,7 @@ class CopyProposer:
         self._place, self._followed = (replaced, 0) if resumed is None else (resumed + 1, 1)
 
     def _store_end(self) -> None:
-        """Store the position where a copy ends."""
+        """Store the position at which the copy ends."""
         if self._place is not None and self._followed > 1 and self._place not in self._ends:
             self._ends.appendleft(self._place)
 
@@ -385,9 +395,9 @@ class CopyProposer:
         """Do nothing: `grams` keeps undone tokens."""
 
     def propose(self) -> Iterator[DraftToken] | None:
-        """Return the next tokens of the original, None without one.
+        """Return the next tokens of the original; None without a copy.
 
-        A token's trust is the number of copied tokens before it.
+        The trust of a token is the number of copied tokens before it.
         """
         return None if self._place is None else propose_copy(self._grams.tokens, self._place, self._followed)
 
@@ -409,7 +419,7 @@ def propose_copy(tokens: Sequence[int], place: int, agreed: int) -> Iterator[Dra
 
 
 def make_text_proposers(tokens: Sequence[int], cache: NgramCache | None = None) -> tuple[NgramProposer, CopyProposer]:
-    """Make the proposers that search the tokens so far and earlier texts."""
+    """Return the proposers that search the tokens so far and earlier texts."""
     grams = NgramProposer(cache.get_corpus() if cache else NOTHING)
     grams.push(tokens)
     return grams, CopyProposer(grams)

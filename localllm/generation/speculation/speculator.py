@@ -1,4 +1,4 @@
-"""Drafts for the answers of a step: a single answer or a small batch.
+"""Draft tokens for the answers of a step: a single answer or a small batch.
 
 A step for few answers is limited by memory bandwidth, so draft tokens cost little; in larger batches rejected drafts
 would slow down the other answers.
@@ -57,7 +57,7 @@ class ModelDrafter(Drafter):
         self._cache, self._pieces, self._account = cache, tokenizer.pieces, SpeculationBudget()
 
     def require_vocabulary(self, tokenizer: Tokenizer) -> None:
-        """Raise UsageError unless the vocabularies are equal, except at most PADDING tokens at the end."""
+        """Raise UsageError unless the vocabularies are equal, apart from at most MAX_PADDING tokens at the end."""
         pieces, model_pieces = self._pieces, tokenizer.pieces
         common = min(len(pieces), len(model_pieces))
         if pieces[:common] != model_pieces[:common]:
@@ -74,9 +74,9 @@ class ModelDrafter(Drafter):
     def open_proposer(
         self, tokens: Sequence[int], sampler: Sampler, end_ids: frozenset[int], guide: "AnswerState | None" = None
     ) -> Iterator["DraftModelProposer"]:
-        """Prefill the tokens so far, and return a proposer for those that follow."""
+        """Prefill the tokens so far, and return a proposer of those that follow."""
         vocab = min(sampler.vocab, len(self._pieces))
-        sequence = self._cache.begin(PrefixQuery(tokens)).sequence
+        sequence = self._cache.acquire_sequence(PrefixQuery(tokens)).sequence
         try:
             shared = next((i for i, token in enumerate(tokens) if token >= vocab), len(tokens))
             if len(sequence.tokens) < shared - 1 < self._cache.context:
@@ -91,7 +91,7 @@ class ModelDrafter(Drafter):
 
 
 class DraftModelProposer:
-    """A proposer that drafts the tokens that a smaller model generates."""
+    """Drafts the tokens that a smaller model generates."""
 
     def __init__(
         self, sequence: "Tokens | ShiftedSequence", tokens: Sequence[int], sampler: Sampler, vocab: int,
@@ -99,9 +99,9 @@ class DraftModelProposer:
     ):  # fmt: skip
         """Set up the draft model.
 
-        sequence: sequence of the draft model, holds some of the tokens.  sampler, guide: of the target model, after
-        these tokens.  vocab: number of tokens that both models have.  end_ids: tokens that end an answer.  account: see
-        Proposer.
+        sequence: sequence of the draft model, which holds some of the tokens.
+        sampler, guide: those of the target model, after these tokens.
+        vocab: number of tokens that both models have.  end_ids: tokens that end an answer.  account: see Proposer.
         """
         self.account = account
         self._sequence, self._text, self._right = sequence, list(tokens), len(sequence.tokens)
@@ -114,12 +114,12 @@ class DraftModelProposer:
         self._readable = self._readable and all(token < self._vocab for token in tokens)
 
     def rewind(self, count: int) -> None:
-        """Drop the last `count` tokens."""
+        """Remove the last `count` tokens."""
         del self._text[len(self._text) - count :]
         self._right = min(self._right, len(self._text))
 
     def propose(self) -> Iterator[DraftToken]:
-        """Yield draft tokens up to the end of the answer or the context, one per run of the model."""
+        """Yield draft tokens up to the end of the answer or the context, one for each run of the draft model."""
         read_tokens = self._sequence.tokens
         while (
             self._right < min(len(read_tokens), len(self._text) - 1)
@@ -133,7 +133,7 @@ class DraftModelProposer:
         while self._readable and len(read_tokens) + len(unread) <= self._sequence.engine.context:
             logits = self._sequence.append(unread)[0, : self._vocab]
             try:
-                token = sampler.sample(logits, guide.allowed_mask(self._vocab) if guide else None)
+                token = sampler.sample(logits, guide.compute_allowed_mask(self._vocab) if guide else None)
             except ConstraintError:  # only tokens that the draft model lacks are allowed
                 return
             yield DraftToken(token, compute_trust(logits, token))
@@ -151,12 +151,12 @@ ACCOUNTS = WeakKeyDictionary[object, SpeculationBudget]()  # by engine
 
 
 def get_head_budget(engine: object) -> SpeculationBudget:
-    """Return the budget for drafts by the model's MTP layer or attached draft head."""
+    """Return the budget for drafts by the MTP layer or attached draft head of an engine's model."""
     return ACCOUNTS.setdefault(engine, SpeculationBudget())
 
 
 def compute_trust(logits: np.ndarray, token: int) -> int:
-    """Return the probability of a token times SURE, rounded.
+    """Return the probability of a token, scaled to the range of trust from 0 to SURE and rounded.
 
     logits: float32 [vocab].
     """
@@ -168,10 +168,10 @@ TOKENS = "tokenizer.ggml.tokens"
 
 
 def attach_draft_head(path: str, cache: PrefixCache, tokenizer: Tokenizer) -> bool:
-    """Attach a file's draft head to the model; return whether the file has one.
+    """Attach the draft head in a file to a model; return whether the file has one.
 
-    Raises the errors of Engine.load_draft_head, and UsageError for a head whose vocabulary differs from this
-    tokenizer's.
+    Raises the errors of Engine.load_draft_head, and UsageError for a head whose vocabulary differs from that of the
+    tokenizer.
     """
     engine = cache.engine
     if path == engine.draft_head_path:
@@ -193,11 +193,11 @@ MAX_OTHERS = 4  # maximum of other answers and draft tokens in the step of an an
 
 
 class AnswerSpan(NamedTuple):
-    """The tokens that a run appends for an answer; `draft` is at their end.
+    """The tokens that a run appends for an answer; `draft` is their end.
 
     Attributes:
         is_end: whether all tokens of the answer are computed then, so that the next one can be drawn.
-        kernel_tokens: see localllm.engine.runs.
+        kernel_tokens: token count that selects the kernels, see localllm.engine.runs.
     """
 
     completion: Completion
@@ -208,12 +208,13 @@ class AnswerSpan(NamedTuple):
 
 
 def make_span(completion: Completion, count: int, kernel_tokens: int) -> AnswerSpan:
+    """Return the next `count` tokens of an answer that its sequence does not hold."""
     cached, ids = completion.computed_tokens, completion.ids
     return AnswerSpan(completion, ids[cached : cached + count], (), cached + count == len(ids), kernel_tokens)
 
 
 class ForcedTokensProposer:
-    """A proposer of the tokens that a constraint or the reasoning budget forces."""
+    """Drafts the tokens that a constraint or the reasoning budget forces."""
 
     account = None
 
@@ -227,28 +228,29 @@ class ForcedTokensProposer:
         """Do nothing: the answer's state is already rewound."""
 
     def propose(self) -> Iterator[DraftToken]:
+        """Return the tokens that the state of the answer expects, with full trust."""
         return (DraftToken(token, SURE) for token in self._guide.get_expected_tokens())
 
 
 class Speculator:
-    """Makes the drafts for the answers of one scheduler.
+    """Drafts for the answers of one scheduler.
 
     Attributes:
-        costs: the measured costs of steps, which all answers share.
+        costs: measured costs of steps, which all answers share.
     """
 
     def __init__(self, engine: "Engine", ngrams: "NgramCache | None" = None, resources: ExitStack | None = None):
-        """Store what drafts need.
+        """Store what drafts depend on.
 
-        resources: keeps the resources of a single answer's drafter, such as a sequence; None in a batch.
+        resources: closes the resources of a single answer's drafter, such as a sequence; None in a batch.
         """
         self._engine, self._ngrams, self._resources, self.costs = engine, ngrams, resources, StepCostModel()
 
     def listen(self, completion: Completion, other_sequences: int = 0) -> None:
-        """Let the draft head follow an answer's tokens from now on, if the batch is small enough.
+        """Let the draft head follow the tokens of an answer from now on, if the batch is small enough.
 
-        The head is an MTP layer of the model, or comes from another file. Raises UsageError for a single answer that
-        requests "mtp" without one.
+        The head is an MTP layer of the model, or from another file. Raises UsageError for a single answer that requests
+        "mtp" if the model has no such layer.
         """
         sequence, speculate = completion.sequence, completion.options.speculate
         if (
@@ -277,13 +279,13 @@ class Speculator:
             if not is_small:
                 completion.guesses = None
             elif completion.options.speculate != "off":
-                completion.guesses = completion.guesses or self._start(completion)
+                completion.guesses = completion.guesses or self._choose_proposers(completion)
                 draft = completion.guesses.draft(completion.max_draft_length, other_sequences)
             spans.append(AnswerSpan(completion, [completion.ids[-1], *draft], draft))
             other_sequences += len(draft)
         return spans
 
-    def _start(self, completion: Completion) -> DraftSelector:
+    def _choose_proposers(self, completion: Completion) -> DraftSelector:
         """Choose the proposers of an answer, those without cost first."""
         guide, sampler, tokens = completion.guide, completion.sampler, remove_images(completion.ids)
         proposers: list[Proposer] = [ForcedTokensProposer(guide)] if guide.is_needed else []

@@ -26,11 +26,11 @@ _FENCE_SO_FAR = re.compile(r"[ \t]*(`{1,2}|```[\w+-]*[ \t]*)")
 
 
 class _UnknownYetError(Exception):
-    """More text is needed."""
+    """Raised when more text is needed to decide whether text is a call."""
 
 
 class JsonCall(NamedTuple):
-    """A call written as JSON, and the offset of its end."""
+    """A tool call written as JSON, and the index of its end in the text."""
 
     name: str
     arguments: str
@@ -38,17 +38,17 @@ class JsonCall(NamedTuple):
 
 
 class JsonToolCallParser:
-    """Finds JSON tool calls in an answer while it is generated.
+    """Finds tool calls written as JSON in an answer while it is generated.
 
     Attributes:
-        repeats: whether a call was repeated, which ends the answer.
+        repeats: whether the model repeated a call, which ends the answer.
     """
 
     def __init__(self, names: Sequence[str], fits: Callable[[str, str], bool], is_single: bool = False):
         """Start at the beginning of an answer.
 
-        names: names of the tools.  fits: returns whether a tool accepts arguments, JSON.  is_single: only the first
-        call counts.
+        names: names of the tools.  fits: returns whether a tool accepts arguments (JSON).
+        is_single: whether only the first call counts.
         """
         self._names, self._fits, self._is_single = names, fits, is_single
         self._buffer, self._is_line = "", True  # whether the held text begins a line
@@ -57,7 +57,7 @@ class JsonToolCallParser:
         self._scanned: tuple[int, JsonScan, int] | None = None  # of an object that is not whole: start, scan, its end
 
     def push(self, part: TextPart) -> list[TextPart]:
-        """Add a part; return the parts that are certain now."""
+        """Add a part; return the parts that have become certain."""
         if part.kind != ANSWER:
             return [*self.flush(), part]
         if self.repeats:
@@ -66,7 +66,7 @@ class JsonToolCallParser:
         return self._parse_parts(is_end=False)
 
     def flush(self, is_end: bool = False) -> list[TextPart]:
-        """Return the held-back text at the end.
+        """Return the held-back text at the end of the answer.
 
         is_end: whether the model ended the answer; otherwise it was cut off.
         """
@@ -75,10 +75,11 @@ class JsonToolCallParser:
         return [*parts, TextPart(ANSWER, text)] if text else parts
 
     def _parse_parts(self, is_end: bool) -> list[TextPart]:
+        """Remove the certain text and calls from the held-back text; return them as parts."""
         parts, place = list[TextPart](), 0
         while not self.repeats and (begin := self._find_begin(place)):
             try:
-                calls, end = self._calls(begin.start(), is_end)
+                calls, end = self._parse_several_calls(begin.start(), is_end)
             except _UnknownYetError:
                 place = begin.start()
                 break
@@ -111,14 +112,14 @@ class JsonToolCallParser:
             parts.append(TextPart(ANSWER, text))
 
     def _find_begin(self, place: int) -> re.Match[str] | None:
-        """Find where a call may begin, at offset `place` or after it."""
+        """Return the first match of the beginning of a call at index `place` or later; None without one."""
         match = _BEGIN.search(self._buffer, place)
         if match and match.start() == 0 and not self._is_line:
             match = _BEGIN.search(self._buffer, 1)
         return match
 
-    def _calls(self, start: int, is_end: bool) -> tuple[list[JsonCall], int]:
-        """Return the calls that begin at `start` and their end, or none and the offset to continue at.
+    def _parse_several_calls(self, start: int, is_end: bool) -> tuple[list[JsonCall], int]:
+        """Return the calls that begin at index `start` and their end, or no calls and the index to continue at.
 
         Raises _UnknownYetError.
         """
@@ -159,7 +160,7 @@ class JsonToolCallParser:
         return (calls, place) if is_alone else no_calls
 
     def _parse_call(self, place: int) -> JsonCall | None:
-        """Parse the call at an offset of the held-back text; None if there is none.
+        """Parse the call at an index of the held-back text; return None if it is not a call.
 
         Raises _UnknownYetError.
         """
@@ -184,7 +185,7 @@ class JsonToolCallParser:
         return None
 
     def _may_be_call(self, start: int) -> bool:
-        """Return whether an object's first key, and a tool's name after it, are those of a call.
+        """Return whether the first key of an object, and the name of a tool after it, can be those of a call.
 
         Raises _UnknownYetError.
         """
@@ -215,8 +216,8 @@ _HEAD = re.compile(r'\{\s*(?:"(\w*)(")?(?:(?<="name")\s*(?::\s*(?:"([^"\\]*)(")?
 def parse_call(text: str) -> tuple[str, str] | None:
     """Return the name and the arguments, as JSON, of a call; None if the object is not a call.
 
-    Models write arguments or parameters, as an object or a string of JSON, and some put them into the object of the
-    OpenAI API, with type, id and function.
+    Models write arguments or parameters, as an object or as a string of JSON, and some put them into the object of
+    OpenAI's API, with type, id and function.
     """
     try:
         members = _read_members(text)
@@ -233,7 +234,7 @@ def parse_call(text: str) -> tuple[str, str] | None:
 
 
 def _read_members(text: str) -> dict[str, str]:
-    """Return the JSON text of each of an object's values, by key.
+    """Return the JSON text of each value of an object, by key.
 
     Raises ValueError for other JSON, and for repeated keys.
     """
@@ -255,13 +256,14 @@ def _read_members(text: str) -> dict[str, str]:
 
 
 def _skip_space(text: str, place: int) -> int:
+    """Return the index of the first character that is not white space."""
     space = _SPACE.match(text, place)
     assert space
     return space.end()
 
 
 def _skip_word(text: str, place: int, word: str) -> int:
-    """Skip white space and a word.
+    """Return the index after white space and a word.
 
     Raises ValueError for another word, _UnknownYetError for an incomplete one.
     """

@@ -1,4 +1,4 @@
-"""Python functions as tools: schemas from signatures and docstrings, and calls with checked arguments."""
+"""Describe Python functions as tools, and call them with checked arguments."""
 
 import asyncio
 import inspect
@@ -15,20 +15,20 @@ _ARGUMENT = re.compile(r"^(?:\s*:param\s+)?\s*(\w+)\s*(?:\([^)]*\))?\s*:\s*(.+)$
 
 
 def describe_tool(function_or_tool: object) -> Tool:
-    """Describe a function, or a tool in OpenAI's format, {"type": "function", "function": {...}}.
+    """Return the description of a function, or of a tool in OpenAI's format.
 
-    Raises UsageError.
+    The format is {"type": "function", "function": {...}}. Raises UsageError for other values.
     """
     if isinstance(function_or_tool, Tool):
         return function_or_tool
     if isinstance(function_or_tool, Mapping):
         function = function_or_tool.get("function", function_or_tool)
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise UsageError("tools: a tool must be a function or have a name")
+            raise UsageError("tools: a tool must be a function, or an object whose function has a name")
         about, parameters = function.get("description") or "", function.get("parameters") or {"type": "object"}
         return Tool(function["name"], about, parameters, bool(function.get("strict")))
     if not callable(function_or_tool):
-        raise UsageError(f"tools: {function_or_tool!r:.60} is not a function")
+        raise UsageError(f"tools: a tool must be a function, or its description, not {function_or_tool!r:.60}")
     text = inspect.getdoc(function_or_tool) or ""
     return Tool(
         get_tool_name(function_or_tool), _SECTION.split(text)[0].strip(), describe_parameters(function_or_tool, text)
@@ -36,13 +36,15 @@ def describe_tool(function_or_tool: object) -> Tool:
 
 
 def get_tool_name(tool: object) -> str:
+    """Return the name of a tool: its attribute `name`, or the name of the function or class."""
     return str(getattr(tool, "name", None) or getattr(tool, "__name__", type(tool).__name__))
 
 
 def describe_parameters(function: Callable[..., object], text: str) -> Schema:
-    """Return the JSON schema of a function's parameters. Raises UsageError.
+    """Return the JSON schema of the parameters of a function.
 
-    text: a docstring that describes them.
+    text: a docstring that describes them. Raises UsageError for parameters that cannot be passed by name, or types
+    without a schema.
     """
     from localllm.generation.constraints.json_text import make_json_schema
 
@@ -61,9 +63,9 @@ def describe_parameters(function: Callable[..., object], text: str) -> Schema:
 
 
 def parse_argument_docs(text: str) -> dict[str, str]:
-    """Parse the descriptions of parameters in a docstring.
+    """Return the descriptions of parameters in a docstring, by name.
 
-    They are in Google's section "Args:", or in lines ":param name: ...".
+    They are in the section "Args:" of Google's style, or in lines ":param name: ...".
     """
     about, name, is_inside = dict[str, str](), "", False
     for line in text.splitlines():
@@ -83,9 +85,10 @@ def make_tool_use(
     tools: Sequence[object], choice: object = "auto", parallel: bool = True, json_calls: bool = True,
     json_whitespace: bool = False, additional_properties: bool = False,
 ) -> ToolUse:  # fmt: skip
-    """Make the ToolUse of functions or descriptions in OpenAI's format.
+    """Return the ToolUse of functions, or of descriptions in OpenAI's format.
 
-    choice: "auto", "required", "none", or the tool to call, by its name or as the function. Raises UsageError.
+    choice: "auto", "required", "none", or the tool to call, as its name or as the function. Raises UsageError for
+    invalid tools or choices.
     """
     if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
         raise UsageError(f"tools must be a list of functions, not {type(tools).__name__}")
@@ -97,7 +100,7 @@ def make_tool_use(
 
 
 async def await_value(value: Awaitable[object]) -> object:
-    """Await any awaitable: asyncio.run takes coroutines only."""
+    """Await a value; asyncio.run accepts only coroutines."""
     return await value
 
 
@@ -115,7 +118,7 @@ def run_in_new_loop(value: Awaitable[object]) -> object:
 def perform(
     function: Callable[..., object], call: ToolCall, run: Callable[[Awaitable[object]], object] = run_in_new_loop
 ) -> str:
-    """Call a function with a call's arguments, converted to its types; return the result as a string.
+    """Call a function with the arguments of a call, converted to its types; return the result as a string.
 
     A result that is not a string is returned as JSON. run: awaits the result of an asynchronous function. Raises the
     function's exceptions, and pydantic's ValidationError for invalid arguments.

@@ -1,4 +1,4 @@
-"""The format of a model's tool calls, derived from known calls that its chat template renders.
+"""Derive the format of a model's tool calls from known calls that its chat template renders.
 
     <tool_call>\\n{"name": "NAME", "arguments": {"ka": "Vab", "kb": 3}}\\n</tool_call>
     [opening                NAME  between      arguments             closing        ]
@@ -29,11 +29,11 @@ _NOTES = ("title", "description", "default", "examples", "deprecated", "$comment
 
 @frozen
 class ParameterForm:
-    """The ways to write a parameter's value.
+    """How the values of a parameter may be written.
 
     Attributes:
-        texts: schemas of its strings, () if it cannot be a string.
-        other: schema of its values that are written as JSON, None if there are none.
+        texts: schemas of its strings; () if it cannot be a string.
+        other: schema of its values that are written as JSON; None if all are strings.
     """
 
     texts: tuple[Schema, ...]
@@ -41,14 +41,14 @@ class ParameterForm:
 
     @property
     def choices(self) -> list[str] | None:
-        """The strings that it may be if its schemas list them, else None."""
+        """The strings that are allowed, if the schemas list them; else None."""
         if not self.texts or not all("enum" in text for text in self.texts):
             return None
         return [choice for text in self.texts for choice in text["enum"]]
 
     @property
     def pattern(self) -> str:
-        """A regular expression for its strings, if they are not listed."""
+        """A regular expression for its strings, if the schemas do not list them."""
         return build_string_pattern(self.texts[0]) if len(self.texts) == 1 and self.other is None else "(?s:.*)"
 
     @property
@@ -64,7 +64,7 @@ class ParameterForm:
         return {} if has_none else {word: value for word, value in PYTHON.items() if matches_schema(value, self.other)}
 
     def read(self, value: str) -> str:
-        """Convert the text between a parameter's marks to JSON."""
+        """Return the text between the marks of the parameter as JSON."""
         if self.other is not None:
             from localllm.generation.constraints.constraint import matches_schema
 
@@ -78,7 +78,7 @@ class ParameterForm:
 def make_parameter_form(schema: object, root: Schema) -> ParameterForm:
     """Return the form of a parameter.
 
-    schema: of the parameter, a subschema of `root`.
+    schema: schema of the parameter, a subschema of `root`.
     """
     texts, other_schemas = list[Schema](), list[Schema]()
     for alternative in _list_alternatives(schema, root):
@@ -93,7 +93,7 @@ def make_parameter_form(schema: object, root: Schema) -> ParameterForm:
 
 
 def make_additional_form(schema: Schema) -> ParameterForm | None:
-    """Return the form of additionalProperties, None if a schema allows none."""
+    """Return the form of additional properties; None if the schema does not allow them."""
     additional = schema.get("additionalProperties", False)
     return None if additional is False else make_parameter_form(additional, schema)
 
@@ -121,7 +121,7 @@ def _list_alternatives(schema: object, root: Schema) -> list[object]:
 def _split_schema(schema: object) -> tuple[Schema | None, Schema | None]:
     """Split a schema into one for the strings that it allows and one for all other values.
 
-    Each is None if there are no such values.
+    Either is None if it allows no such values.
     """
     if not isinstance(schema, Mapping):
         return ({}, {"type": OTHERS}) if schema is True else (None, {"not": {}})
@@ -141,7 +141,7 @@ def _split_schema(schema: object) -> tuple[Schema | None, Schema | None]:
 
 
 def build_string_pattern(schema: Schema) -> str:
-    """Build a regular expression for strings from minLength to maxLength.
+    """Return a regular expression for strings from minLength to maxLength.
 
     Other keywords of the schema are ignored.
     """
@@ -169,8 +169,8 @@ class ParameterMarks:
     """The marks around parameters that are not written as one JSON object.
 
     Attributes:
-        first, next: before the name of the first parameter, and of each other one.
-        text, json: before and after a value: a string, or a value of another type.
+        first, next: text before the name of the first parameter, and before that of each other one.
+        text, json: texts before and after a value that is a string, and one of another type.
     """
 
     first: str
@@ -181,14 +181,14 @@ class ParameterMarks:
 
 @frozen
 class ToolCallFormat:
-    """The text around tool calls; ID is a placeholder of call ids.
+    """The text around tool calls; the character ID stands for the ids of calls.
 
     Attributes:
-        opening: before the first call's name.  between: between a name and its arguments.
-        separator: between a call's arguments and the next name; None if an answer has one call only.
-        closing: after the last call's arguments.
+        opening: text before the name of the first call.  between: text between a name and its arguments.
+        separator: text between the arguments of a call and the next name; None if an answer has only one call.
+        closing: text after the arguments of the last call.
         marks: marks of parameters; None if arguments are JSON.
-        as_text: whether the template expects arguments as a JSON string.
+        as_text: whether the template expects arguments as a string of JSON.
         is_known: whether the template describes the tools to the model; otherwise a system message must.
     """
 
@@ -202,12 +202,13 @@ class ToolCallFormat:
 
     @property
     def trigger(self) -> str:
-        """The text that begins a call: the first tag or token of the opening, or all of it."""
+        """The text that begins a call: the first tag or token of the opening, or the whole opening."""
         tag = _TAG.match(self.opening)
         return tag[1] if tag else self.opening.lstrip()
 
     @property
     def has_tag(self) -> bool:
+        """Whether the opening begins with a tag."""
         return bool(_TAG.match(self.opening))
 
 
@@ -223,9 +224,9 @@ GENERIC = ToolCallFormat('{"name": "', '", "arguments": ', None, "}", is_known=F
 
 
 def derive_call_format(source: str, render: Render, ends: Sequence[str]) -> ToolCallFormat:
-    """Derive a template's format of calls by rendering calls of a tool NAME.
+    """Derive the format of tool calls from calls of a tool NAME that a template renders.
 
-    source: of the template.  ends: texts of end tokens.
+    source: source of the template. ends: texts of end tokens.
     """
     is_known = NAME in try_render(render, [USER], True)
     format_found = (
@@ -246,12 +247,16 @@ USER: Message = {"role": "user", "content": "Hi"}
 
 
 def make_calls_message(count: int, arguments: object) -> Message:
+    """Return an assistant's message with calls of the tool NAME."""
     calls = [{"id": id, "type": "function", "function": {"name": NAME, "arguments": arguments}} for id in IDS[:count]]
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
 def try_render(render: Render, messages: list[Message], begins: bool = False) -> str:
-    """Render messages; return "" if the template fails."""
+    """Render messages; return "" if the template fails.
+
+    begins: whether the beginning of an answer is added.
+    """
     try:
         return render(messages, begins)
     except LocalllmError:
@@ -259,7 +264,7 @@ def try_render(render: Render, messages: list[Message], begins: bool = False) ->
 
 
 def induce_json_format(render: Render, ends: Sequence[str], as_text: bool) -> ToolCallFormat | None:
-    """Derive the format of a template that writes arguments as JSON; None if it does not."""
+    """Return the format of a template that writes arguments as JSON; None if it does not."""
     sample: dict[str, object] = dict(zip(KEYS, (TEXTS[0], NUMBERS[0]), strict=True))
     texts = [
         render_reply(render, make_calls_message(count, dump_arguments(sample) if as_text else sample), ends)
@@ -276,13 +281,14 @@ def induce_json_format(render: Render, ends: Sequence[str], as_text: bool) -> To
 
 
 def dump_arguments(arguments: dict[str, object]) -> str:
+    """Return arguments as JSON."""
     import json
 
     return json.dumps(arguments)
 
 
 def induce_tagged_format(render: Render, ends: Sequence[str]) -> ToolCallFormat | None:
-    """Derive the format of a template that marks each parameter; None if it does not."""
+    """Return the format of a template that marks each parameter; None if it does not."""
     kinds = []
     for values in (TEXTS, NUMBERS):
         sample = dict(zip(KEYS, values, strict=True))
@@ -307,7 +313,7 @@ def induce_tagged_format(render: Render, ends: Sequence[str]) -> ToolCallFormat 
 
 
 def render_reply(render: Render, message: Message, ends: Sequence[str]) -> str:
-    """Return the text that a model has to generate for a message, without the template's around it."""
+    """Return the text that a model has to generate for a message, without the text of the template around it."""
     text, prompt = try_render(render, [USER, message]), try_render(render, [USER], True)
     place = text.rfind(NAME) if NAME in text else -1
     first = text.find(NAME, len(find_common_prefix(text, prompt)))
@@ -328,19 +334,23 @@ THOUGHT_ENDS = ("</think>", "</mm:think>", "</seed:think>", "<|END_THINKING|>", 
 
 
 def find_mark_end(mark: str, text: str, limit: int) -> int:
+    """Return the index after the last occurrence of a mark before index `limit`; 0 without one."""
     place = text.rfind(mark, 0, limit)
     return place + len(mark) if place >= 0 else 0
 
 
 def find_common_prefix(first: str, second: str) -> str:
+    """Return the longest common prefix of two strings."""
     return "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 def strip_opening(opening: str) -> str:
+    """Return an opening without leading white space, and with ids replaced by ID."""
     return replace_ids(opening.lstrip())
 
 
 def replace_ids(piece: str) -> str:
+    """Replace the ids of the known calls by the character ID."""
     for id in IDS:
         piece = piece.replace(id, ID)
     return piece

@@ -1,4 +1,4 @@
-"""Parse tool calls from an answer while it is generated into parts: text, names, arguments as JSON."""
+"""Parse the tool calls of an answer while it is generated, to parts: text, names, arguments as JSON."""
 
 import json
 import re
@@ -22,13 +22,13 @@ from localllm.generation.tools.tool_call_format import (
 
 
 def generate_call_id() -> str:
-    """Generate the id of a call: nine letters and digits, which some templates require."""
+    """Return a random id of a call: nine letters and digits, as some templates require."""
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
 @dataclass
 class ToolCall:
-    """A tool call, as far as it is generated.
+    """A tool call, which may be incomplete while it is generated.
 
     Attributes:
         pieces: chunks of its arguments as JSON.
@@ -45,7 +45,7 @@ class ToolCall:
 
     @property
     def arguments(self) -> dict[str, object] | None:
-        """The call's arguments; None if their JSON is incomplete or not an object."""
+        """The arguments; None if their JSON is incomplete or not an object."""
         try:
             parsed = json.loads(self.text)
         except (ValueError, RecursionError):
@@ -53,11 +53,12 @@ class ToolCall:
         return parsed if isinstance(parsed, dict) else None
 
     def to_message(self) -> dict[str, object]:
+        """Return the call as an entry of a message's tool_calls."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.text}}
 
 
 def append_part(calls: list[ToolCall], part: TextPart) -> bool:
-    """Append a part of type CALL or ARGUMENTS to the calls; return whether it is one."""
+    """Append a part of type CALL or ARGUMENTS to the calls; return whether it has one of these types."""
     if part.kind == CALL:
         calls.append(ToolCall(part.text))
     elif part.kind == ARGUMENTS:
@@ -66,6 +67,7 @@ def append_part(calls: list[ToolCall], part: TextPart) -> bool:
 
 
 def select_complete_calls(calls: Iterable[ToolCall]) -> list[ToolCall]:
+    """Return the calls whose arguments are complete."""
     return [call for call in calls if call.arguments is not None]
 
 
@@ -77,20 +79,20 @@ _PYTHON_WORDS = re.compile("|".join(PYTHON))
 
 
 class ToolCallParser:
-    """Parses the tool calls of one answer, in the format of the model's chat template.
+    """Parses the tool calls of an answer in the format of the model's chat template.
 
-    It relies on a grammar (ToolGrammar) that makes the text after the trigger follow the format.
+    A grammar (ToolGrammar) must make the text after the trigger follow the format.
 
     Attributes:
-        trigger: the mark that begins a call, with an ESCAPE if it is a token.
-        in_call: whether the trigger was found.  pending: the text generated after it at that time.
+        trigger: mark that begins a call, with an ESCAPE if it is a token.
+        in_call: whether the trigger was found.  pending: text that had been generated after it by then.
     """
 
     def __init__(self, format: ToolCallFormat, tools: Mapping[str, Schema], marks: frozenset[str] = frozenset()):
         """Start at the beginning of an answer.
 
-        tools: schemas of the parameters, by tool.  marks: strings of the format that are single tokens, which appear
-        with an ESCAPE before them.
+        tools: schemas of the parameters, by name of the tool.
+        marks: strings of the format that are single tokens, which appear with an ESCAPE before them.
         """
         self._format, self._tools, self._marks = format, tools, marks
         self.trigger = escape_tokens(format.trigger, marks)
@@ -108,21 +110,22 @@ class ToolCallParser:
 
     @property
     def is_marked(self) -> bool:
-        """Return whether the trigger is a token or tag, which plain text does not contain."""
+        """Whether the trigger is a token or tag, which plain text does not contain."""
         return self._is_token or self._is_tag
 
     def copy(self) -> "ToolCallParser":
+        """Return an independent copy."""
         twin = copy(self)
         twin._scan, twin._open = copy(self._scan), self._open and self._open.copy()
         twin._state = getattr(twin, self._state.__name__)
         return twin
 
     def begin(self) -> None:
-        """Start within a call, before its opening, because the answer has to be a call."""
+        """Start within a call, before its opening, because the answer must be a call."""
         self.in_call, self._state = True, self._parse_opening
 
     def push(self, text: str) -> list[TextPart]:
-        """Add text; return the parts that are certain now."""
+        """Add text; return the parts that have become certain."""
         self._buffer += text
         parts = list[TextPart]()
         while self._state(parts):
@@ -130,7 +133,7 @@ class ToolCallParser:
         return parts
 
     def flush(self, is_end: bool = False) -> list[TextPart]:
-        """Return the held-back plain text.
+        """Return the held-back plain text at the end of the answer.
 
         is_end: whether the model ended the answer, which also ends a call.
         """
@@ -141,7 +144,7 @@ class ToolCallParser:
         return [TextPart(ANSWER, text)] if text and not self.in_call else []
 
     def abandon_call(self) -> list[TextPart]:
-        """Treat the text of an invalid call, and all text after it, as plain text."""
+        """Treat the text of an invalid call, and all text after it, as plain text; return the call's text."""
         text = self.trigger * self.in_call + self._buffer
         self.in_call, self._state = False, self._pass_prose
         self._buffer = ""
@@ -150,7 +153,7 @@ class ToolCallParser:
     # ---- states: each consumes held text, and returns whether the next state should try
 
     def _parse_prose(self, parts: list[TextPart]) -> bool:
-        place = self._place()
+        place = self._find_trigger()
         if place is None:
             safe = len(self._buffer) - count_overlap(self._buffer, self.trigger)
             text = self._buffer[:safe]
@@ -166,8 +169,8 @@ class ToolCallParser:
         self._buffer, self.in_call, self._state = self.pending, True, self._parse_opening_rest
         return bool(self._buffer)
 
-    def _place(self) -> int | None:
-        """Return the trigger's offset.
+    def _find_trigger(self) -> int | None:
+        """Return the index of the trigger in the held-back text; None without one.
 
         A trigger that is not a token must begin a line (a tag) or the whole text.
         """
@@ -216,7 +219,7 @@ class ToolCallParser:
         return self._scan.ended
 
     def _parse_separator(self, parts: list[TextPart]) -> bool:
-        """Parse the separator after a call's arguments, if another call follows."""
+        """Parse the separator after the arguments of a call, if another call follows."""
         if self._format.separator is None:
             return False
         return self._consume(self._format.separator, self._parse_name)
@@ -234,7 +237,7 @@ class ToolCallParser:
         return False
 
     def _find_parameter(self) -> "OpenParameter | None":
-        """Return the parameter whose name and mark the held-back text begins with."""
+        """Return the parameter whose name and mark begin the held-back text; None if they are incomplete."""
         marks, schema = self._format.marks, self._tools[self._name]
         assert marks
         head = self._compile_pattern(marks.next if self._count else marks.first).match(self._buffer)
@@ -250,7 +253,7 @@ class ToolCallParser:
         return None
 
     def _take_value(self, parts: list[TextPart], parameter: "OpenParameter") -> bool:
-        """Add a parameter if it is complete; drop a repeated one."""
+        """Add a parameter if it is complete, unless it is repeated; return whether it is complete."""
         value = self._parse_value(parameter)
         if value is None:
             return False
@@ -263,13 +266,13 @@ class ToolCallParser:
         return True
 
     def _is_value_begin(self, place: int) -> bool:
-        """Return whether a parameter's value begins at this offset."""
+        """Whether the value of a parameter begins at this index."""
         marks = self._format.marks
         assert marks
         return any(self._compile_pattern(mid).match(self._buffer, place) for mid, _ in (marks.text, marks.json))
 
     def _parse_value(self, parameter: "OpenParameter") -> tuple[str, int] | None:
-        """Return a parameter's value as JSON, and the end of its marks; None if it is incomplete."""
+        """Return the value of a parameter as JSON, and the index after its marks; None if it is incomplete."""
         marks, form = self._format.marks, parameter.form
         assert marks
         mid, close = (self._compile_pattern(piece) for piece in marks.text)
@@ -294,6 +297,10 @@ class ToolCallParser:
         return (value, end.end()) if end and value_end < len(self._buffer) else None
 
     def _consume(self, piece: str, then: Callable[[list[TextPart]], bool]) -> bool:
+        """Remove a piece of the format from the held-back text and go on with state `then`.
+
+        Returns whether the text began with the piece.
+        """
         match = self._compile_pattern(piece).match(self._buffer)
         if not match:
             return False
@@ -301,13 +308,14 @@ class ToolCallParser:
         return True
 
     def _compile_pattern(self, piece: str) -> re.Pattern[str]:
+        """Return the compiled regular expression of a piece of the format."""
         if piece not in self._patterns:
             self._patterns[piece] = re.compile(build_mark_pattern(piece, self._marks))
         return self._patterns[piece]
 
 
 class JsonScan:
-    """A search for the end of a streamed JSON value.
+    """A search for the end of a JSON value that is being generated.
 
     Attributes:
         ended: whether the last bracket was found.
@@ -334,19 +342,20 @@ class JsonScan:
 
 
 def escape_tokens(piece: str, marks: frozenset[str]) -> str:
+    """Return text with an ESCAPE before each string that is a single token."""
     if not marks:
         return piece
     return re.sub("|".join(re.escape(mark) for mark in sorted(marks, key=len, reverse=True)), rf"{ESCAPE}\g<0>", piece)
 
 
 def build_mark_pattern(piece: str, marks: frozenset[str]) -> str:
-    """Build a regular expression for a mark, with or without ESCAPE characters."""
+    """Return a regular expression for a mark, with or without ESCAPE characters."""
     escaped = re.escape(escape_tokens(piece, marks)).replace(re.escape(ESCAPE), f"{ESCAPE}?")
     return escaped.replace(re.escape(ID), _ID)
 
 
 def build_harmony_pattern(marks: frozenset[str]) -> str:
-    """Return a regular expression for a gpt-oss header after a tool's name: channel and JSON mark."""
+    """Return a regular expression for gpt-oss's header after the name of a tool: channel and JSON mark."""
     channel, constrain, message = (
         build_mark_pattern(mark, marks) for mark in ("<|channel|>", "<|constrain|>", "<|message|>")
     )
@@ -354,10 +363,10 @@ def build_harmony_pattern(marks: frozenset[str]) -> str:
 
 
 class OpenParameter:
-    """A parameter whose name was parsed, and the state of the search for its value's end.
+    """A parameter whose value is being generated.
 
     Attributes:
-        place: offset of the mark after the name.  searched: where the search for the value's end continues.
+        place: index of the mark after the name.  searched: index at which the search for the value's end continues.
     """
 
     def __init__(self, key: str, form: ParameterForm, place: int):
@@ -370,7 +379,7 @@ class OpenParameter:
         return twin
 
     def scan_to_end(self, text: str, start: int) -> bool:
-        """Return whether the brackets of a JSON value are closed, scanning each character once."""
+        """Return whether the brackets of a JSON value are closed; each character is scanned once."""
         begin = max(start, self.searched)
         if not self._scan.ended:
             self.searched = begin + self._scan.push(text[begin:])

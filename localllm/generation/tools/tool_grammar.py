@@ -1,4 +1,4 @@
-"""The grammar of tool calls, and the special tokens that their parser needs.
+"""Build the grammar of tool calls, and find the special tokens that their parser needs.
 
 An answer is not constrained until a call begins. After the format's trigger, every token must follow a grammar: the
 name of a tool and arguments that match its schema; subschemas that cannot be enforced are loosened. So a call cannot be
@@ -40,17 +40,17 @@ FREE_NAME = "[A-Za-z0-9_.-]{1,64}"
 
 
 class ParameterGrammar:
-    """The rules of one tool's arguments: each parameter at most once, in any order, and all required ones.
+    """The grammar rules of one tool's arguments: each parameter at most once, in any order, and all required ones.
 
-    With more than MOST_FREE parameters, optional ones may be repeated (the parser takes the first value); more than
-    MOST_FREE required ones must come in the schema's order.
+    With more than MAX_FREE_PARAMETERS parameters, optional ones may be repeated (the parser takes the first value);
+    more than that many required ones must be in the schema's order.
     """
 
     def __init__(self, rule: str, schema: Schema, marks: ParameterMarks, tokenizer: "Tokenizer",
                  literal: Callable[[str], str]):  # fmt: skip
-        """Build the rules.
+        """Prepare the rules.
 
-        rule: the prefix of all rules' names.  literal: converts a string to a rule.
+        rule: prefix of the names of all rules. literal: converts a string to terms of a rule.
         """
         self._rule, self._schema, self._marks, self._tokenizer, self._literal = rule, schema, marks, tokenizer, literal
         self._keys = [*(schema.get("properties") or {})]
@@ -62,7 +62,7 @@ class ParameterGrammar:
         self._once = frozenset(numbers if self._is_ordered else by_need[:MAX_FREE_PARAMETERS])
 
     def build_rules(self) -> list[str]:
-        """Return the grammar's rules; the start rule has the suffix _args."""
+        """Return the rules; the name of the start rule ends in _args."""
         rules = list[str]()
         for number, key in enumerate(self._keys):
             form = make_parameter_form(self._schema["properties"][key], self._schema)
@@ -83,10 +83,11 @@ class ParameterGrammar:
         return [f"{self._rule}_args: {self._name_state(*begin)}", *rules]
 
     def _name_state(self, used: frozenset[int], has_begun: bool) -> str:
+        """Return the name of the rule after these parameters."""
         return f"{self._rule}_{'b' if has_begun else 'a'}{sum(1 << number for number in used)}"
 
     def _get_rule(self, used: frozenset[int], has_begun: bool) -> tuple[str, set[tuple[frozenset[int], bool]]]:
-        """Return the rule for the text after these parameters."""
+        """Return the rule for the text after these parameters, and the states that it leads to."""
         mark, alternatives, following = self._literal(self._marks.next if has_begun else self._marks.first), [], set()
         for number in self._list_candidates(used):
             # In the schema's order, parameters before this one are no longer allowed.
@@ -101,6 +102,7 @@ class ParameterGrammar:
         return f"{self._name_state(used, has_begun)}: {' | '.join(alternatives)}", following
 
     def _list_candidates(self, used: frozenset[int]) -> list[int]:
+        """Return the parameters that may come next."""
         unused = [number for number in range(len(self._keys)) if number not in used]
         if not self._is_ordered:
             return unused
@@ -125,7 +127,7 @@ class ParameterGrammar:
         return [f"{rule}: {name} ({' | '.join(values)})", *rules]
 
     def _build_text(self, rule: str, form: ParameterForm) -> tuple[str, list[str]]:
-        """Return the terms, and further rules, for a string with the marks around it."""
+        """Return the terms for a string with the marks around it, and the rules that these need."""
         mid, close = self._marks.text
         head = f"{self._literal(mid)} {rule}_v"
         if choices := form.choices:
@@ -141,16 +143,18 @@ class ParameterGrammar:
 
 
 def escape_regex(text: str) -> str:
+    """Return a regular expression for a string, in the notation of the grammar."""
     return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n").replace("\\ ", " ")
 
 
 @lru_cache(maxsize=512)  # an agent sends its 10 to 60 tools with each request: 3 ms for each
 def prepare_schema(parameters: str, strict: bool, is_open: bool) -> tuple[dict[str, object], dict[str, object] | None]:
-    """Return a schema, given as JSON, with llguidance's options: exact if possible, else loosened.
+    """Return a schema, from its JSON, with llguidance's options: exact if possible, else loosened.
 
-    Also return the schema for DistinctItems, None if no items have to differ. The results must not be changed.
-    is_open: let objects have properties that a schema does not name. Raises UsageError for a strict tool whose schema
-    cannot be exact.
+    Also returns the schema for DistinctItems; None if no items have to differ. The results must not be changed.
+
+    is_open: whether objects may have properties that the schema does not list. Raises UsageError for a strict tool
+    whose schema cannot be exact.
     """
     from localllm.generation.constraints.constraint import Constraint, require_usable
 
@@ -172,17 +176,17 @@ def prepare_schema(parameters: str, strict: bool, is_open: bool) -> tuple[dict[s
         require_usable(ready)
         return ready
 
-    return loosen(schema, prepare), None
+    return loosen_schema(schema, prepare), None
 
 
 SHARED = ("$defs", "definitions")
 PLAIN = ("type", "properties", "required", "additionalProperties", "description", *SHARED)
 
 
-def loosen(schema: Schema, prepare: Callable[[Schema], dict[str, object]]) -> dict[str, object]:
-    """Prepare the schema of an object; loosen subschemas that cannot be prepared.
+def loosen_schema(schema: Schema, prepare: Callable[[Schema], dict[str, object]]) -> dict[str, object]:
+    """Prepare the schema of an object; loosen_schema the subschemas that cannot be prepared.
 
-    prepare: converts a schema for the grammar; raises UsageError for one that cannot be used.
+    prepare: converts a schema for the grammar; raises UsageError for a schema that cannot be used.
     """
     shared = {word: schema[word] for word in SHARED if word in schema}
     properties = schema.get("properties")
@@ -216,8 +220,8 @@ class Tool:
     """A function that a model may call.
 
     Attributes:
-        parameters: a JSON schema of an object.
-        strict: raise UsageError for a schema that a grammar cannot enforce exactly.
+        parameters: JSON schema of an object.
+        strict: whether a schema that a grammar cannot enforce exactly raises UsageError.
     """
 
     name: str
@@ -232,6 +236,7 @@ class Tool:
         object.__setattr__(self, "parameters", _normalize_parameters(self.parameters, self.name))
 
     def to_json_schema(self) -> dict[str, object]:
+        """Return the tool in OpenAI's format."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
@@ -244,9 +249,9 @@ class ToolUse:
         choice: "auto", "required" (at least one call), "none", or the name of the tool to call once.
         parallel: whether several calls are allowed.
         json_calls: whether {"name": ..., "arguments": ...} in plain text counts as a call.
-        json_whitespace: keep white space in arguments.
-        additional_properties: allow properties that a schema does not list, unless it forbids them.
-        allowed: names of tools that may be called, None for all.
+        json_whitespace: whether white space in arguments is kept.
+        additional_properties: whether properties that a schema does not list are allowed, unless it forbids them.
+        allowed: names of the tools that may be called; None: all.
     """
 
     tools: Sequence[Tool]
@@ -270,34 +275,37 @@ class ToolUse:
 
     @property
     def callable(self) -> list[Tool]:
+        """The tools that the answer may call."""
         if self.choice in CHOICES:
             return [] if self.choice == "none" else [tool for tool in self.tools if self.allows(tool.name)]
         return [tool for tool in self.tools if tool.name == self.choice]
 
     def allows(self, name: str) -> bool:
+        """Return whether a tool may be called."""
         return self.allowed is None or name in self.allowed
 
     @property
     def requires_call(self) -> bool:
+        """Whether the answer must be a call."""
         return self.choice not in ("auto", "none")
 
     @property
     def is_single(self) -> bool:
-        """Return whether at most one call is allowed."""
+        """Whether at most one call is allowed."""
         return not self.parallel or self.choice not in CHOICES
 
 
 class ToolGrammar:
-    """The grammar and parsers of one answer's calls.
+    """The grammar and the parsers of the tool calls of an answer.
 
     Attributes:
         use: the tools.  format: format of calls.
-        shown: texts of the format's special tokens, by id, with ESCAPE.
-        plain: maps each of these texts to the token's text outside of calls.
+        shown: text of each special token of the format, by token id, with ESCAPE.
+        plain: text of each such token outside of calls, by the text in `shown`.
     """
 
     def __init__(self, use: ToolUse, format: ToolCallFormat, tokenizer: "Tokenizer"):
-        """Prepare the grammar. Raises UsageError for a schema that cannot be used."""
+        """Prepare the schemas. Raises UsageError for a schema that cannot be used."""
         self.use, self.format, self._tokenizer = use, format, tokenizer
         self._distinct = dict[str, dict[str, object]]()  # schemas with uniqueItems, by tool
         self._schemas = {tool.name: self._prepare_schema(tool) for tool in use.callable}
@@ -318,12 +326,12 @@ class ToolGrammar:
 
     @property
     def requires_call(self) -> bool:
-        """Return whether the answer has to be a call."""
+        """Whether the answer must be a call."""
         return self.use.requires_call
 
     @property
     def wraps_whole_message(self) -> bool:
-        """Return whether a call is a whole message after reasoning, as in gpt-oss's harmony format."""
+        """Whether a call is a whole message after the reasoning, as in gpt-oss's harmony format."""
         return self.format.opening == HARMONY.opening
 
     def create_parser(self) -> ToolCallParser:
@@ -340,30 +348,33 @@ class ToolGrammar:
         return JsonToolCallParser([*self._schemas], self._accepts, self.use.is_single)
 
     def make_distinct_items(self, name: str) -> DistinctItems | None:
-        """Return a filter that enforces uniqueItems in a tool's arguments; None if its schema needs none."""
+        """Return a filter that enforces uniqueItems in the arguments of a tool; None if its schema has none."""
         return DistinctItems(self._distinct[name]) if name in self._distinct else None
 
     def _accepts(self, name: str, arguments: str) -> bool:
+        """Whether the schema of a tool accepts arguments (JSON)."""
         from localllm.generation.constraints.constraint import matches_schema
 
         return matches_schema(arguments, self._schemas[name])
 
     def make_matcher(self, vocab: int, whole: bool = False) -> "Matcher":
-        """Make a matcher of the text after a call's trigger. Raises UsageError.
+        """Return a matcher of the text after the trigger of a call.
 
-        It includes the trigger if a call is required, or with `whole`.
+        It includes the trigger if a call is required, or if `whole` is true. Raises UsageError for a grammar that
+        cannot be used.
         """
         from localllm.generation.constraints.constraint import TOOLS, Constraint, get_matcher
 
         return get_matcher(Constraint(TOOLS, self.build_grammar(whole)), self._tokenizer, vocab)
 
     def _find_tokens(self, piece: str) -> set[str]:
+        """Return the special tokens in a piece of the format."""
         return {
             self._tokenizer.pieces[token] for token in self._tokenizer.split_special(piece) if isinstance(token, int)
         }
 
     def _prepare_schema(self, tool: Tool) -> dict[str, object]:
-        """Return a tool's schema, prepared for the grammar. Raises UsageError."""
+        """Return the schema of a tool, prepared for the grammar. Raises UsageError if it cannot be used."""
         try:
             schema, distinct = prepare_schema(json.dumps(tool.parameters), tool.strict, self.use.additional_properties)
         except UsageError as error:
@@ -375,7 +386,10 @@ class ToolGrammar:
     # ---- the grammar, in llguidance's dialect of Lark
 
     def build_grammar(self, whole: bool = False) -> str:
-        """Return the grammar of calls, after the trigger; with it if a call is required, or with `whole`."""
+        """Return the grammar of the text after the trigger of a call.
+
+        It includes the trigger if a call is required, or if `whole` is true.
+        """
         opening = self.format.opening.lstrip()
         head = self._build_literal(opening if self.requires_call or whole else opening[len(self.format.trigger) :])
         heads = list[str]()
@@ -414,15 +428,16 @@ class ToolGrammar:
         return " ".join(f"({unit}" for unit in units) + ")?" * len(units)
 
     def _split_literals(self, piece: str) -> list[str]:
-        """Split a string into literals at brackets, white space and tags, where tokenizations agree."""
+        """Split a string into literals at brackets, white space and tags, where different tokenizations agree."""
         return [self._build_literal(part) for part in re.split(r"([}\])]|\s+|<[^<>]*>)", piece) if part]
 
     def _build_harmony(self) -> str:
+        """Return the grammar terms of gpt-oss's header after the name of a tool."""
         channel, constrain, message = map(self._build_literal, ("<|channel|>", "<|constrain|>", "<|message|>"))
         return f'({channel} "commentary")? (" "? {constrain} "json" | " json")? {message}'
 
     def _build_literal(self, piece: str) -> str:
-        """Convert a string to the grammar's terms: quoted literals, special tokens by id, ID as rule `id`."""
+        """Return the grammar terms of a string: quoted literals, special tokens by id, and rule `id` for ID."""
         terms = []
         for fragment in self._tokenizer.split_special(piece):
             if isinstance(fragment, int):
@@ -437,7 +452,7 @@ _SPEAK = ("properties", "patternProperties", "additionalProperties", "$ref", "an
 
 
 def _normalize_parameters(parameters: Schema | None, name: str) -> Schema:
-    """Return the parameters' schema as an object's; None, or an empty schema, gets no properties.
+    """Return the schema of parameters as that of an object; None and an empty schema get no properties.
 
     Raises UsageError for a schema of another type.
     """

@@ -43,9 +43,9 @@ def derive_template_format(template: ChatTemplate, tokenizer: Tokenizer) -> Tool
 
 
 def convert_calls(messages: Sequence[Message], format: ToolCallFormat, use: ToolUse | None) -> list[Message]:
-    """Convert calls and results to the template's format, or to text if it has none.
+    """Convert calls and results to the format of the template, or to text if it has no such format.
 
-    Raises UsageError.
+    Raises UsageError for invalid calls.
     """
     converted = [convert_arguments(message, format.as_text) for message in show_cut_calls(messages)]
     if format.marks is None and format == GENERIC:
@@ -65,9 +65,9 @@ _TAGS = re.compile(r"<[^<>\s]{2,40}>|\[[^][\s]{2,40}\]")
 
 
 def find_result_marks(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Return the tags that a template writes after a call's result, found by rendering one.
+    """Return the tags that a template writes after the result of a call, found by rendering one.
 
-    Special tokens are omitted: their texts are always escaped in messages.
+    Special tokens are left out, since their texts are always escaped in messages.
     """
     message: Message = {"role": "tool", "tool_call_id": IDS[0], "name": NAME, "content": SAID}
 
@@ -85,7 +85,7 @@ def find_result_marks(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[str
 def escape_results(messages: Sequence[Message], marks: Sequence[str]) -> list[Message]:
     """Return the messages with the template's tags escaped in tool results.
 
-    So a result cannot pretend to end.
+    A result can then not pretend to end.
     """
 
     def escape(text: str) -> str:
@@ -102,7 +102,7 @@ def escape_results(messages: Sequence[Message], marks: Sequence[str]) -> list[Me
 def show_cut_calls(messages: Sequence[Message]) -> list[Message]:
     """Return the conversation with calls of incomplete JSON, and their results, as plain text.
 
-    These results are moved after those of the message's other calls. Raises UsageError.
+    These results are moved after the results of the message's other calls. Raises UsageError for invalid calls.
     """
     messages_shown, late, cut_names = list[Message](), list[Message](), dict[str, str]()
     for message in messages:
@@ -118,9 +118,9 @@ def show_cut_calls(messages: Sequence[Message]) -> list[Message]:
 
 
 def drop_cut_calls(message: Message) -> tuple[Message, dict[str, str]]:
-    """Move the incomplete calls of an answer into its text; return it, and their names by id.
+    """Move the incomplete calls of an answer into its text; return the answer, and their names by id.
 
-    Raises UsageError.
+    Raises UsageError for invalid calls.
     """
     whole_calls, cut_calls = list[ToolCallMessage](), list[ToolCallMessage]()
     for call in message.get("tool_calls") or ():
@@ -137,6 +137,7 @@ def drop_cut_calls(message: Message) -> tuple[Message, dict[str, str]]:
 
 
 def get_name_and_arguments(call: ToolCallMessage) -> tuple[str, str]:
+    """Return the name and the arguments, as JSON, of a call in a message."""
     arguments = call["function"]["arguments"]
     return call["function"]["name"], arguments if isinstance(arguments, str) else json.dumps(arguments)
 
@@ -151,7 +152,7 @@ def require_call(call: object) -> None:
 
 
 def parse_arguments_object(call: ToolCallMessage) -> dict[str, object] | None:
-    """Return a call's arguments, {} if it has none; None if they are not a JSON object."""
+    """Return the arguments of a call, {} if it has none; None if they are not a JSON object."""
     arguments = call["function"].get("arguments")
     if isinstance(arguments, str):
         try:
@@ -163,7 +164,7 @@ def parse_arguments_object(call: ToolCallMessage) -> dict[str, object] | None:
 
 
 def convert_arguments(message: Message, as_text: bool) -> Message:
-    """Return a message with the arguments of its complete calls as objects or as JSON strings."""
+    """Return a message with the arguments of its complete calls as objects or as strings of JSON."""
     if not message.get("tool_calls"):
         return message
     calls = []
@@ -175,6 +176,7 @@ def convert_arguments(message: Message, as_text: bool) -> Message:
 
 
 def write_as_text(message: Message) -> Message:
+    """Return a message with calls or results as plain text, for templates that do not support them."""
     if message["role"] == "tool":
         # As JSON, in which the result cannot pretend to end.
         result = json.dumps(message["content"], ensure_ascii=False)
@@ -189,7 +191,7 @@ def write_as_text(message: Message) -> Message:
 def prepare_calls(
     use: ToolUse, format: ToolCallFormat, tokenizer: Tokenizer, thinking: Thinking
 ) -> tuple[ToolGrammar, Thinking]:
-    """Make the tool grammar of an answer, and a reasoning format that ends where a call begins."""
+    """Return the tool grammar of an answer, and reasoning marks that end where a call begins."""
     if format.opening == HARMONY.opening and isinstance(thinking.format, ChannelFormat):
         thinking = replace(thinking, format=replace(thinking.format, calls=HARMONY.trigger))
         if use.requires_call:  # a call has to follow the reasoning

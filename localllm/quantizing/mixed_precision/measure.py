@@ -1,4 +1,4 @@
-"""Measure each matrix's error in each format, and the harm of an error, for sensitivity.py."""
+"""Measure the error of each matrix in each format, and the harm of an error, for sensitivity.py."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +40,7 @@ class EncodedMatrix(NamedTuple):
     """An encoded matrix, or a stack of them.
 
     Attributes:
-        format: its name.  rows: uint8 [rows, bytes].
+        format: name of the format.  rows: uint8 [rows, bytes].
     """
 
     format: str
@@ -48,7 +48,7 @@ class EncodedMatrix(NamedTuple):
 
 
 class ActivationCollector(OriginalWeights):
-    """Collects the inputs of matrices in the unchanged model.
+    """Processes each matrix with its inputs, in a run of the unchanged model.
 
     Attributes:
         processed: names of the finished matrices.
@@ -72,13 +72,15 @@ class ActivationCollector(OriginalWeights):
         return super().resolve(weight, inputs)
 
     def process(self, job: TensorJob, inputs: MatrixInputs) -> None:
-        """Process a tensor's matrix or stack with its inputs."""
+        """Process a matrix or stack with its inputs; subclasses say how."""
         raise NotImplementedError
 
     def build_feedback(self, inputs: MatrixInputs, n: int, name: str) -> GptqEncoder:
-        """Build the error feedback of matrix n from its inputs in every second chunk."""
+        """Build GPTQ's encoder for matrix n from its inputs in every second chunk."""
         if inputs.shared is None or inputs.shared is not self._shared:
-            self._feedback = GptqEncoder(self._compute_moments(list(inputs.of(n))[::2], name), DAMPING, self._threads)
+            self._feedback = GptqEncoder(
+                self._compute_moments(list(inputs.iterate(n))[::2], name), DAMPING, self._threads
+            )
             self._shared = inputs.shared
         return self._feedback
 
@@ -101,11 +103,11 @@ class ActivationCollector(OriginalWeights):
 
 
 class SensitivityCollector(ActivationCollector):
-    """Measures the errors of each matrix in each format, and encodes it coarsely.
+    """Measures the error of each matrix in each format, and encodes it in a coarse format.
 
     Attributes:
-        needs: each matrix's sensitivity, still without harm.
-        coarse: each matrix in the first format of COARSE that fits.
+        needs: sensitivity of each matrix, as yet without its harm.
+        coarse: each matrix in the first format of COARSE_FORMATS that fits.
     """
 
     def __init__(
@@ -132,7 +134,7 @@ class SensitivityCollector(ActivationCollector):
         )
 
     def measure_costs(self, tensor: SourceTensor, n: int, inputs: MatrixInputs) -> list[float]:
-        """Compute the output error of matrix n with zeros (its norm), in each format, and with rounded inputs."""
+        """Return output errors of matrix n: with zeros (its norm), in each format, and with rounded inputs."""
         feedback, (moments, met) = (
             self.build_feedback(inputs, n, tensor.name),
             self._measure_held_out(inputs, n, tensor.name),
@@ -146,9 +148,9 @@ class SensitivityCollector(ActivationCollector):
         return [compute_cost(weights, moments), *self.map_threads(of, names), *rounding]
 
     def _measure_held_out(self, inputs: MatrixInputs, n: int, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return second moments of matrix n's inputs in the chunks that `build_feedback` skips, and a sample."""
+        """Return second moments of matrix n's inputs in the chunks that `build_feedback` skips, and some inputs."""
         if inputs.shared is None or inputs.shared is not self._shared_others:
-            pieces = list(inputs.of(n))[1::2]
+            pieces = list(inputs.iterate(n))[1::2]
             met = np.concatenate(list(limit_outliers(pieces)))
             self._last_others = self._compute_moments(pieces, name), met[:: max(1, len(met) // SAMPLE_INPUTS)]
             self._shared_others = inputs.shared
@@ -156,10 +158,10 @@ class SensitivityCollector(ActivationCollector):
 
 
 class CoarseWeights(OriginalWeights):
-    """The model's matrices, some of them in coarse formats."""
+    """The model's matrices, some of them replaced by coarsely encoded ones."""
 
     def __init__(self, jobs: Mapping[str, TensorJob], widener: RowDequantizer, coarse: Mapping[str, EncodedMatrix]):
-        """Replace the matrices in `coarse`; the widener must support their formats, too."""
+        """Replace the matrices in `coarse`, whose formats the widener must support, too."""
         super().__init__(jobs, widener)
         self._coarse = coarse
 
@@ -180,7 +182,7 @@ class CoarseWeights(OriginalWeights):
 
 
 def list_scale_sizes(formats: Sequence[str]) -> list[int]:
-    """List the numbers of weights that share a scale in these formats."""
+    """Return how many weights share a scale in each of these formats, without duplicates, sorted."""
     return sorted({BY_NAME[name].block for name in formats})
 
 
@@ -192,7 +194,7 @@ def is_adjustable(job: TensorJob) -> bool:
 def measure_sensitivities(
     calibration: Calibration, widener: RowDequantizer, threads: int, on_matrix: OnMatrix
 ) -> Iterator[Sensitivity]:
-    """Measure the matrices that may get another format."""
+    """Yield the sensitivity of each matrix that may get another format."""
     jobs = calibration.jobs
     adjustable = sum(map(is_adjustable, jobs.values()))
     surveyed = SensitivityCollector(
@@ -218,18 +220,18 @@ def measure_sensitivities(
 
 
 def compute_rounding_cost(weights: np.ndarray, met: np.ndarray, block: int) -> float:
-    """Compute the output error of rounding inputs, [tokens, columns], to 8 bits.
+    """Return the output error of rounding inputs to 8 bits, in the unit of localllm.quant.gptq.compute_cost.
 
-    The error is that of localllm.quant.gptq.cost. block: number of inputs that share a scale.
+    met: inputs, [tokens, columns]. block: number of inputs that share a scale.
     """
     differences = (round_activations(met, block) - met) @ weights.T
     return float((differences**2).sum(dtype=np.float64)) / max(len(met), 1)
 
 
 def compute_divergence(base: BatchedActivations, changed: BatchedActivations, threads: int = 1) -> float:
-    """Compute the mean Kullback-Leibler divergence per token.
+    """Return the mean Kullback-Leibler divergence per token.
 
-    logits: float32 [tokens, vocab] per document.
+    base, changed: logits, float32 [tokens, vocab] for each document.
     """
 
     def sum_texts(rows: np.ndarray, another: np.ndarray) -> float:

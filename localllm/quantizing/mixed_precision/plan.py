@@ -51,9 +51,9 @@ MAX_CORRECTION = 2.0  # largest correction factor, and the inverse of the smalle
 
 
 def parse_size(text: str) -> Callable[[QuantizePlan], int]:
-    """Parse --size into bytes for a plan: 3.5GB, 800M, a number, or "own", the type's size.
+    """Return a function from a plan to the size in bytes that --size states: 3.5GB, 800M, a number, or "own".
 
-    Raises UsageError.
+    "own" is the size of the plan's type. Raises UsageError.
     """
     if text.lower() == OWN_SIZE:
         return lambda plan: plan.nbytes
@@ -62,14 +62,14 @@ def parse_size(text: str) -> Callable[[QuantizePlan], int]:
 
 
 def parse_bits(bits: float) -> Callable[[QuantizePlan], int]:
-    """Parse --bpw, bits per weight, into bytes for a plan. Raises UsageError."""
+    """Return a function from a plan to the size in bytes for --bpw, bits per weight. Raises UsageError."""
     if not 1 <= bits <= 32:
-        raise UsageError(f"--bpw must be from 1 to 32, not {bits}")
+        raise UsageError(f"--bpw must be from 1 to 32 (found {bits})")
     return lambda plan: int(bits * plan.weights / 8) + plan.nbytes - sum(job.output.nbytes for job in plan.jobs)
 
 
 def list_candidate_formats(plan: QuantizePlan) -> set[str]:
-    """List the formats that the plan's matrices may get."""
+    """Return the formats that matrices of the plan may get."""
     return {name for job in plan.jobs if is_adjustable(job) for name in list_candidates(job.tensor.shape[-1])}
 
 
@@ -79,15 +79,15 @@ def require_possible(source: Source, request: QuantizeRequest, size: Callable[[Q
     smallest = {job.tensor.name: list_candidates(job.tensor.shape[-1])[0] for job in plan.jobs if is_adjustable(job)}
     least = make_plan(source, set_formats(request, smallest)).nbytes
     if size(plan) < least:
-        raise UsageError(f"the smallest possible file has {least} bytes, more than {size(plan)}")
+        raise UsageError(f"the size must be at least {least} bytes (found {size(plan)})")
 
 
 class MixedPrecision(NamedTuple):
-    """The chosen formats and their divergence.
+    """The chosen formats and the divergence that they cause.
 
     Attributes:
-        formats: by tensor.  found: measured divergence on held-out documents, inputs not rounded.
-        predicted: divergence with rounded inputs.  usual: the same prediction for the type's own formats.
+        formats: by tensor.  found: measured on held-out documents, inputs not rounded.
+        predicted: with rounded inputs.  usual: the same prediction for the type's own formats.
     """
 
     formats: dict[str, str]
@@ -113,7 +113,7 @@ def choose_formats(
     )
     needs = list(measure_sensitivities(calibration, widener, threads, on_matrix))
     if not needs:
-        raise UsageError("there is no matrix whose format could be chosen")
+        raise UsageError("--size and --bpw need a matrix whose format can be chosen, but all are copied or unquantized")
     usual = {job.tensor.name: job.format.name for job in plan.jobs}
     rest = calibration.add_metadata(plan).nbytes - sum_bytes(needs, usual)
 
@@ -128,9 +128,10 @@ def choose_formats(
 def choose_within_size(
     needs: Sequence[Sensitivity], file_size: int, other_bytes: int, size_with: Callable[[Mapping[str, str]], int]
 ) -> dict[str, str]:
-    """Choose formats for a file of at most `file_size` bytes, about `other_bytes` outside the matrices.
+    """Choose formats for a file of at most `file_size` bytes. Raises UsageError.
 
-    size_with: returns the exact size of a file with given formats, whose padding depends on them. Raises UsageError.
+    other_bytes: about the size of everything but the matrices. size_with: returns the exact size of a file with given
+    formats, whose padding depends on them.
     """
     budget = file_size - other_bytes
     while (over := size_with(formats := choose_within_budget(needs, budget)) - file_size) > 0:
@@ -139,7 +140,7 @@ def choose_within_size(
 
 
 def predict_or_nan(needs: list[Sensitivity], formats: Mapping[str, str]) -> float:
-    """Predict the divergence; return NaN if a matrix has a format that was not measured."""
+    """Predict the divergence, or return NaN if a matrix has a format that was not measured."""
     measured = [need for need in needs if formats[need.name] in need.errors]
     return predict_divergence(measured, formats) if len(measured) == len(needs) else float("nan")
 
@@ -162,7 +163,7 @@ def refine_formats(
     each group of matrices with that group unencoded. The difference, relative to the group's predicted divergence,
     corrects the harm of its matrices, and formats are chosen again.
 
-    choose: formats by sensitivities. The divergence is that of weights: inputs are not rounded.
+    choose: returns formats for sensitivities. The divergence is that of weights: inputs are not rounded.
     """
     number = 0
     checked = PlanEvaluator(
@@ -185,9 +186,9 @@ def refine_formats(
 def correct_harm(
     needs: Sequence[Sensitivity], formats: Mapping[str, str], contribution: Callable[[Collection[str]], float]
 ) -> list[Sensitivity]:
-    """Scale the harm of matrices by the measured contributions of groups, by role and by depth.
+    """Scale the harm of matrices by the measured contributions of their groups, by role and by depth.
 
-    contribution: divergence that the matrices of these names cause in the formats.
+    contribution: returns the divergence that the matrices of these names cause in the formats.
     """
     layers = 1 + max((parse_layer(need.name) or 0) for need in needs)
 
@@ -214,10 +215,10 @@ def correct_harm(
 
 
 class MatrixEncoder(ActivationCollector):
-    """Encodes the matrices whose chosen formats changed.
+    """Encodes the matrices whose chosen formats have changed.
 
     Attributes:
-        formats: the chosen formats, by name.  blocks: the encoded matrices.
+        formats: chosen formats, by name.  blocks: encoded matrices, by name.
     """
 
     def __init__(self, jobs: Mapping[str, TensorJob], widener: RowDequantizer, threads: int, on_matrix: OnMatrix):
@@ -239,7 +240,7 @@ class PlanEvaluator:
         self._base = calibration.compute_logits(OriginalWeights(calibration.jobs, widener), self._texts, threads)
 
     def measure_divergence(self, formats: Mapping[str, str]) -> float:
-        """Measure the divergence with all matrices in these formats."""
+        """Return the divergence with all matrices in these formats."""
         encoded, blocks = self._encoded, self._encoded.blocks
         encoded.formats = dict(formats)
         encoded.processed = {name for name in blocks if blocks[name].format == formats[name]}
@@ -248,7 +249,7 @@ class PlanEvaluator:
         return self._found
 
     def measure_contribution(self, names: Collection[str]) -> float:
-        """Measure the decrease of the last divergence with these matrices unencoded."""
+        """Return by how much the last divergence decreases with these matrices unencoded."""
         return self._found - self._measure(
             {name: blocks for name, blocks in self._encoded.blocks.items() if name not in names}
         )
@@ -261,7 +262,7 @@ class PlanEvaluator:
 
 
 def select_held_out(calibration: Calibration) -> list[np.ndarray]:
-    """Return the beginnings of chunks that were not used for choosing formats, or of all if none are left."""
+    """Return the beginnings of chunks that did not serve to choose formats, or of all if none are left."""
     read = {chunk.ctypes.data for chunk in calibration.select_chunks(MEASURED_CHUNKS)}  # views of them
     unread = [chunk for chunk in calibration.chunks if chunk.ctypes.data not in read] or calibration.chunks
     return [chunk[:PROBE_TOKENS] for chunk in unread[:: -(-len(unread) // HELD_OUT_CHUNKS)]]
@@ -271,7 +272,7 @@ def select_held_out(calibration: Calibration) -> list[np.ndarray]:
 
 
 def write_formats(path: str, formats: Mapping[str, str]) -> None:
-    """Write one line per tensor. Raises LocalllmError."""
+    """Write the format of each tensor on a line of its own, atomically. Raises LocalllmError."""
     lines = ["# Formats of tensors, for localllm quantize --plan. They may be changed.\n"]
     lines += [f'"{name}" = "{format}"\n' for name, format in formats.items()]
     with SafeFile(path) as file:
@@ -279,7 +280,7 @@ def write_formats(path: str, formats: Mapping[str, str]) -> None:
 
 
 def read_formats(path: str, source: Source) -> dict[str, str]:
-    """Read a file of `write_formats`. Raises UsageError if it does not fit the source."""
+    """Read a file that `write_formats` has written. Raises UsageError if it does not fit the source."""
     name, text = printable(path, 4096), read_text(path)
     try:
         formats = tomllib.loads(text)

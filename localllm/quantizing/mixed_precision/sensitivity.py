@@ -25,7 +25,7 @@ SHARED_ROLES = {KEY: QUERY, UP: GATE}  # roles whose harm is measured with that 
 
 @dataclass
 class Sensitivity:
-    """The measured sensitivity of a matrix, or of a stack of them.
+    """How sensitive a matrix, or a stack of them, is to its format.
 
     Attributes:
         weights: number of weights.  errors: by format, the relative output error of the encoded weights.
@@ -43,7 +43,7 @@ class Sensitivity:
         return self.weights // BY_NAME[format].block * BY_NAME[format].bytes
 
     def predict_divergence(self, format: str) -> float:
-        """Predict the divergence that a format causes, to first order."""
+        """Return the divergence that a format causes, to first order."""
         return self.harm * (self.errors[format] + self.rounding.get(BY_NAME[format].block, 0.0))
 
 
@@ -53,7 +53,7 @@ def list_candidates(columns: int) -> Sequence[str]:
 
 
 def get_group(name: str) -> str:
-    """Return the group that a matrix's harm is measured with: one role in two neighbouring layers."""
+    """Return the group whose harm is measured together with a matrix's: one role in two neighbouring layers."""
     layer, kind = parse_layer(name), get_measured_role(name)
     return name if layer is None or kind == OTHER else f"blk.{layer // 2 * 2}.{kind}"
 
@@ -64,7 +64,7 @@ def parse_layer(name: str) -> int | None:
 
 
 def get_measured_role(name: str) -> str:
-    """Return the role whose sensitivity applies to a tensor: its own, or the one that it is measured with."""
+    """Return the role that a tensor's harm is measured with, which may be another's: UP with GATE."""
     role = get_role(name)
     return SHARED_ROLES.get(role, role)
 
@@ -76,7 +76,9 @@ def choose_within_budget(needs: Sequence[Sensitivity], budget: int) -> dict[str,
     """
     least = sum(min(map(need.count_bytes, need.errors)) for need in needs)
     if budget < least:
-        raise UsageError(f"the smallest formats take {least} bytes for the matrices, more than the {budget} left")
+        raise UsageError(
+            f"the smallest formats take {least} bytes for the matrices, but only {budget} are left: raise --size"
+        )
     low, high = 0.0, 1.0
     while sum_bytes(needs, choose_at_price(needs, high)) > budget:
         high *= 4
@@ -86,13 +88,13 @@ def choose_within_budget(needs: Sequence[Sensitivity], budget: int) -> dict[str,
             low = price
         else:
             high = price
-    return spend_rest(needs, choose_at_price(needs, high), budget)
+    return spend_remaining_budget(needs, choose_at_price(needs, high), budget)
 
 
 def choose_at_price(needs: Sequence[Sensitivity], price: float) -> dict[str, str]:
-    """Choose per matrix the format with the least divergence + price * bytes.
+    """Choose for each matrix the format with the least divergence + price * bytes.
 
-    The price is in units of the largest divergence.
+    price: in units of the largest divergence.
     """
     scale = (
         max(max(map(need.predict_divergence, need.errors)) for need in needs) / max(need.weights for need in needs)
@@ -105,8 +107,8 @@ def choose_at_price(needs: Sequence[Sensitivity], price: float) -> dict[str, str
     return {need.name: min(need.errors, key=lambda name: compute_cost(need, name)) for need in needs}
 
 
-def spend_rest(needs: Sequence[Sensitivity], formats: dict[str, str], budget: int) -> dict[str, str]:
-    """Spend the rest of the budget where it lowers the divergence most per byte; changes `formats`."""
+def spend_remaining_budget(needs: Sequence[Sensitivity], formats: dict[str, str], budget: int) -> dict[str, str]:
+    """Spend the rest of the budget where it lowers the divergence most per byte; changes `formats` in place."""
     room = budget - sum_bytes(needs, formats)
     while True:
         steps = [
@@ -127,5 +129,5 @@ def sum_bytes(needs: Sequence[Sensitivity], formats: Mapping[str, str]) -> int:
 
 
 def predict_divergence(needs: Sequence[Sensitivity], formats: Mapping[str, str]) -> float:
-    """Predict the divergence of all matrices together, to first order."""
+    """Return the divergence of all matrices together, to first order."""
     return sum(need.predict_divergence(formats[need.name]) for need in needs)

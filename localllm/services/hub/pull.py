@@ -7,7 +7,7 @@ from pathlib import Path
 from localllm.arch import load_architecture
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.download import Download, compute_sha256, find_partials
-from localllm.files.gguf.file import GGUFFile, open_part
+from localllm.files.gguf.file import GGUFFile, map_split
 from localllm.files.gguf.header_only import open_header_only
 from localllm.files.gguf.kinds import get_kind
 from localllm.files.models_folder import ENDING, choose_projector, get_models_folder, get_size, remove_empty_folders
@@ -175,5 +175,5 @@ def download_file(
         if resumed and not partial.is_verified:
             partial.restart()
             repository.receive(file, 0, file.size, take)
-        partial.finish(open_part)
+        partial.finish(map_split)
     return received

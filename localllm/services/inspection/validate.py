@@ -143,7 +143,7 @@ def require_finite_weights(file: GGUFFile) -> None:
 
 def dequantize_finite(widener: "RowDequantizer", tensor: SourceTensor, first: int, last: int) -> np.ndarray:
     """Dequantize rows [first, last) to float32 [rows, columns]. Raises ModelError for a non-finite weight."""
-    weights = widener.dequantize(tensor.format, tensor.rows(first, last), tensor.shape[-1])
+    weights = widener.dequantize(tensor.format, tensor.read_rows(first, last), tensor.shape[-1])
     if not (np.isfinite(weights.max()) and np.isfinite(weights.min())):
         check_finite(tensor, weights, first)
     return weights

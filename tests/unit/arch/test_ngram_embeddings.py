@@ -96,7 +96,7 @@ WRONG = [
     ({"ple.head_vocab_sizes": np.array([0, 67, 71], np.uint64)}, "ple.head_vocab_sizes"),
     (
         {"ple.head_offsets": np.array([0, 61, 400], np.uint64)},
-        "per_layer_token_embd.weight has 434 rows; the hashes need 471",
+        "per_layer_token_embd.weight must have 471 rows (found 434)",
     ),
     ({"embedding_length_per_layer_input": 21}, "per_layer_token_embd.weight must have rows of length 21"),
     ({"hyper_connection.count": 1}, "hyper_connection.count must be a number from 2"),

@@ -489,7 +489,7 @@ def test_errors_in_the_config_file_name_the_line(cli, refused, configure, text: 
 
 def test_an_unreadable_config_file_is_an_error(cli, configure):
     configure("").write_bytes(b"# \n# \xff\n")
-    assert re.search(r"config.toml, line 2: this is not UTF-8\n$", cli("config")[2])
+    assert re.search(r"config.toml, line 2: the file must be UTF-8\n$", cli("config")[2])
     configure("").unlink()
     assert load_settings().aliases == {}
     configure("").unlink()
@@ -930,7 +930,7 @@ OPENS_A_MODEL: dict[str, list[str]] = {
 
 @pytest.mark.parametrize(
     ("option", "problem"),
-    [("--device=nowhere", "unknown device 'nowhere'"), ("--threads=9999", "threads must be from 1 to .*, not 9999")],
+    [("--device=nowhere", "unknown device 'nowhere'"), ("--threads=9999", "threads must be from 1 to .* .found 9999")],
 )
 @pytest.mark.parametrize("name", OPENS_A_MODEL)
 def test_engine_options_reach_the_engine_of_every_command(

@@ -198,7 +198,7 @@ def test_an_endpoint_takes_its_key_from_a_file_or_the_environment(tmp_path: Path
     assert group(endpoint="http://x", api_key_file=str(tmp_path / "key")).parse_endpoint().key == "k"
     with pytest.raises(UsageError, match="api_key_file is for the server of --endpoint: add --endpoint URL"):
         group(api_key_file=str(tmp_path / "key")).parse_endpoint()
-    with pytest.raises(UsageError, match="none has no keys; write one per line"):
+    with pytest.raises(UsageError, match="none must have at least one key, one per line"):
         group(endpoint="http://x", api_key_file=str(tmp_path / "none")).parse_endpoint()
     for variable, known in (("k", "k"), ("", None)):
         monkeypatch.setenv("LOCALLLM_API_KEY", variable)

@@ -245,7 +245,7 @@ def test_keys_are_read_from_a_private_file(tmp_path: Path, capsys: pytest.Captur
     for short in ("1234567\n", "12345678\nx\n", "äöüäöüäöü\n"):
         with pytest.raises(UsageError, match="each key must have at least 8 characters, all ASCII"):
             kept(short)
-    with pytest.raises(UsageError, match="has no key"):
+    with pytest.raises(UsageError, match="must have at least one key, one per line"):
         kept("\n \n")
     if os.name == "posix":
         for mode in (0o640, 0o604):

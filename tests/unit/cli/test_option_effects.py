@@ -436,7 +436,7 @@ REFUSED = {
     "run -p x --api-key-file KEYS": (
         "--api-key-file is for the server of --endpoint: add --endpoint URL, or leave it out"
     ),
-    "run --endpoint http://x -p x --api-key-file EMPTY": "EMPTY has no keys; write one per line",
+    "run --endpoint http://x -p x --api-key-file EMPTY": "EMPTY must have at least one key, one per line",
     "map": "MODEL is missing: GGUF file or model name (see `localllm list`).",
     "map M": "INPUT is missing: give a file, or pipe records to stdin",
     "map M NONE": "cannot read NONE: No such file or directory",

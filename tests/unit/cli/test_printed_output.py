@@ -686,7 +686,7 @@ def test_the_prefix_cache_is_written_after_the_answer(writes, stopped, expected,
 def test_a_draft_model_is_opened_by_name(tiny: str):
     """Open it with the target model; other words select a proposer, and endpoints have their own."""
     chosen, asked = GenerationOptions(), list[Any]()
-    model = SimpleNamespace(file=1, drafter=lambda name, progress: asked.append(name) or "ngram")
+    model = SimpleNamespace(file=1, resolve_drafter=lambda name, progress: asked.append(name) or "ngram")
     for other in ("auto", "off", "ngram"):
         assert opening.open_draft_model(model, chosen, other) is chosen
     assert opening.open_draft_model(model, chosen, f"draft:{tiny}").speculate == "ngram" and asked == [f"draft:{tiny}"]

@@ -281,7 +281,7 @@ def test_sizes_are_parsed_in_units(text: str, bytes_: int):
 
 def test_invalid_sizes_and_bits_are_refused():
     for odd in ("", "GB", "3,5GB", "-1", "3XB", "own it", "1e9"):
-        with pytest.raises(UsageError, match=r"^--size \S.*: expected a size like 45G, 3\.5GB or 800MB$"):
+        with pytest.raises(UsageError, match=r"^--size \S.*: the value must be a size, such as 45G, 3\.5GB or 800MB$"):
             parse_size(odd)
     jobs = [SimpleNamespace(output=SimpleNamespace(nbytes=700))]
     plan: Any = SimpleNamespace(nbytes=1000, weights=800, jobs=jobs)

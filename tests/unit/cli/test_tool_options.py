@@ -351,7 +351,7 @@ def test_a_plan_by_sensitivity_is_written_and_not_overwritten(
 def test_quantize_replaces_or_enlarges_files_only_with_force(tmp_path: Path):
     there, new = tmp_path / "there.gguf", str(tmp_path / "new.gguf")
     there.write_text("")
-    plan: Any = SimpleNamespace(paths=lambda target: [new, target])
+    plan: Any = SimpleNamespace(list_paths=lambda target: [new, target])
     for nbytes, is_named, target, force in (
         (102, False, new, False), (102, True, str(there), False), (999, True, str(there), True),
     ):  # fmt: skip
@@ -371,7 +371,7 @@ def test_quantize_prints_its_result_and_warnings(
 
     asked: list[Any] = []
     plan: Any = SimpleNamespace(
-        paths=lambda target: [f"{target}-1", f"{target}-2"], source=SimpleNamespace(path="in"), nbytes=10,
+        list_paths=lambda target: [f"{target}-1", f"{target}-2"], source=SimpleNamespace(path="in"), nbytes=10,
         nbytes_before=20, bits_per_weight=4.5, bits_per_weight_before=16.0, weights=9,
     )  # fmt: skip
 

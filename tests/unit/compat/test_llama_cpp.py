@@ -329,7 +329,7 @@ def test_lora_path_and_scale_open_an_adapter(tiny: str, tmp_path):
     assert np.array_equal(answer(lora_path=path, lora_scale=0.0)[1], plain_scores)
     with pytest.warns(UserWarning, match="lora_scale"):
         Llama(tiny, lora_scale=0.5).close()
-    with pytest.raises(ModelError, match=r"no\.gguf: there is no such file"):
+    with pytest.raises(ModelError, match=r"no\.gguf: the file does not exist"):
         Llama(tiny, lora_path="no.gguf")
 
 

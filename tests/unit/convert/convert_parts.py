@@ -22,7 +22,7 @@ def scaled(kind: str, **values: Any) -> dict[str, Any]:
 
 
 def all_rows(tensor: Any) -> np.ndarray:
-    return tensor.rows(0, prod(tensor.shape[:-1]))
+    return tensor.read_rows(0, prod(tensor.shape[:-1]))
 
 
 def refused(folder: Path) -> str:

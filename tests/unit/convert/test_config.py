@@ -15,7 +15,7 @@ from localllm.arch.checkpoint import CheckpointDeclaration
 from localllm.convert import files, folder, safetensors_files, sentence_transformers
 from localllm.convert.clip import read_vocabulary
 from localllm.convert.config import CheckpointConfig
-from localllm.convert.families.cohere import mark_windows_after
+from localllm.convert.families.cohere import mark_windows_beyond_dense
 from localllm.convert.families.exaone import mark_exaone4_windows
 from localllm.convert.families.llama import stack_head_norms
 from localllm.convert.records import find_family, load_records, make_family
@@ -60,8 +60,8 @@ def test_count_reads_whole_numbers_and_refuses_others():
     ) == (1, 5, 0, 9)
     assert settings.read_count("zero", 0) == 0  # as good as silence
     for name in ("zero", "flag", "text", "real", "missing"):
-        assert refused(settings.read_count, name).startswith(f"{name} must be a number from 1 to ")
-    assert refused(settings.read_count, "b", maximum=4) == "b must be a number from 1 to 4 (found 5)"
+        assert refused(settings.read_count, name).startswith(f"{name} must be an integer from 1 to ")
+    assert refused(settings.read_count, "b", maximum=4) == "b must be an integer from 1 to 4 (found 5)"
 
 
 def test_number_reads_positive_numbers_and_refuses_others():
@@ -92,7 +92,7 @@ def test_flags_and_choices_refuse_other_values():
     settings.require_value("act", "gelu", "silu")
     settings.require_value("null", "gelu")
     settings.require_value("missing")
-    assert refused(settings.require_value, "act", "gelu") == "act silu is not supported"
+    assert refused(settings.require_value, "act", "gelu") == 'act must be "gelu" (found "silu")'
 
 
 def test_sections_are_objects_and_updates_leave_the_original():
@@ -145,7 +145,7 @@ def rope(kinds: tuple[str, ...] = KINDS, dims: int = 8, context: int = 4096, **c
 def test_rotations_without_scaling_have_a_base_only():
     assert rope().metadata == {"freq_base": 10000.0} and rope(rope_theta=5e5).metadata == {"freq_base": 5e5}
     assert rope(rope_scaling={"type": "default", "factor": 4.0}).metadata == {"freq_base": 10000.0}
-    assert "rope scaling dynamic is not supported" in refused(rope, rope_scaling={"type": "dynamic", "factor": 4.0})
+    assert "llama3, longrope (found dynamic)" in refused(rope, rope_scaling={"type": "dynamic", "factor": 4.0})
     assert rope(rope_theta=1e4, rope_parameters={"rope_theta": 2e4}).metadata == {"freq_base": 2e4}
     assert refused(rope, rope_theta=0).startswith("rope_theta must be")
 
@@ -171,8 +171,8 @@ def test_rope_parameters_are_read_from_new_and_old_places():
 def test_an_unsupported_rope_scaling_type_is_refused():
     linear = {"rope_type": "linear", "factor": 4.0}
     assert rope(rope_scaling=linear).metadata == {"freq_base": 10000.0, "scaling.type": "linear", "scaling.factor": 4.0}
-    assert "linear is not supported" in refused(rope, ("yarn",), rope_scaling=linear)
-    assert "[5] is not supported" in refused(rope, rope_scaling={"type": [5]})
+    assert "default, yarn (found linear)" in refused(rope, ("yarn",), rope_scaling=linear)
+    assert "longrope (found [5])" in refused(rope, rope_scaling={"type": [5]})
     assert "factor must be" in refused(rope, rope_scaling={"rope_type": "linear"})
 
 
@@ -197,7 +197,7 @@ def test_yarn_accepts_other_borders_only_where_allowed():
     for usual in ({"truncate": True}, {"beta_fast": 32}, {"beta_slow": 1}):
         assert rope(rope_scaling={**scaling, **usual}).metadata["scaling.type"] == "yarn"
     for other in ({"truncate": False}, {"beta_fast": 16}, {"beta_slow": 2}):
-        assert "is not supported" in refused(rope, rope_scaling={**scaling, **other})
+        assert "must be" in refused(rope, rope_scaling={**scaling, **other})
     rope((*KINDS, "untruncated"), rope_scaling={**scaling, "truncate": False})
     bordered = rope((*KINDS, "bordered"), rope_scaling={**scaling, "beta_fast": 16, "beta_slow": 2})
     assert bordered.metadata["scaling.yarn_beta_fast"] == 16
@@ -241,9 +241,7 @@ def test_sections_of_positions_must_be_three_numbers_that_fit():
     )
     scaled = rope((*KINDS, "mrope"), rope_scaling={"type": "mrope", "mrope_section": [2, 1, 1]})
     assert scaled.metadata == {"freq_base": 10000.0, "dimension_sections": [2, 1, 1, 0]}
-    assert "rope scaling mrope is not supported" in refused(
-        rope, rope_scaling={"type": "mrope", "mrope_section": [2, 1, 1]}
-    )
+    assert "longrope (found mrope)" in refused(rope, rope_scaling={"type": "mrope", "mrope_section": [2, 1, 1]})
 
 
 # ---- which layers have a window
@@ -266,8 +264,8 @@ def test_exaone_windows_follow_a_list_or_a_pattern(settings: dict[str, Any], exp
     ({"layer_types": ["sliding_attention"] * 6}, "layer_types must be sliding_attention or full_attention for each"),
     ({"layer_types": ["full"] * 7}, "layer_types must be sliding_attention or full_attention for each layer"),
     ({"layer_types": 7, "sliding_window_pattern": "L"}, "layer_types must be"),
-    ({"sliding_window_pattern": "LX"}, "sliding_window_pattern must be a number from 1"),
-    ({"sliding_window_pattern": ""}, "sliding_window_pattern must be a number from 1"),
+    ({"sliding_window_pattern": "LX"}, "sliding_window_pattern must be an integer from 1"),
+    ({"sliding_window_pattern": ""}, "sliding_window_pattern must be an integer from 1"),
 ])  # fmt: skip
 def test_exaone_windows_refuse_nonsense(settings: dict[str, Any], problem: str):
     assert refused(mark_exaone4_windows, config(**settings), 7).startswith(problem)
@@ -275,9 +273,9 @@ def test_exaone_windows_refuse_nonsense(settings: dict[str, Any], problem: str):
 
 @pytest.mark.parametrize(("leading", "expected"), [(0, "wwwawwwaw"), (1, "awwwawwwa"), (3, "aaawwwaww"), (9, "a" * 9)])
 def test_sliding_windows_start_after_the_first_layers(leading: int, expected: str):
-    assert letters(mark_windows_after(config(), 9, leading)) == expected
+    assert letters(mark_windows_beyond_dense(config(), 9, leading)) == expected
     types = ["full_attention", "sliding_attention"] * 4 + ["full_attention"]
-    assert letters(mark_windows_after(config(layer_types=types), 9, leading)) == "awawawawa"
+    assert letters(mark_windows_beyond_dense(config(layer_types=types), 9, leading)) == "awawawawa"
 
 
 @pytest.mark.parametrize(("kind", "shape"), [("q", ("heads", "head_dim")), ("k", ("kv_heads", "head_dim"))])
@@ -286,7 +284,7 @@ def test_norms_stored_head_by_head_become_one_tensor(kind: str, shape: tuple[str
     assert norms.dimensions == shape
     assert norms.of == {f"self_attn.{kind}_layernorm.norms.{head}.weight": ("head_dim",) for head in range(3)}
     built = norms.build([from_array(np.float32([head, head + 0.5])) for head in range(3)], (3, 2), {})
-    assert built.rows(1, 3).view(np.float32).tolist() == [[1, 1.5], [2, 2.5]]
+    assert built.read_rows(1, 3).view(np.float32).tolist() == [[1, 1.5], [2, 2.5]]
 
 
 # ---- files of strangers
@@ -313,10 +311,10 @@ def test_reading_a_small_file_refuses_large_and_unreadable_ones(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(("names", "expected"), [
-    ([], "there is no model.safetensors"), (["a.bin"], "PyTorch pickles"), (["a.pt"], "PyTorch pickles"),
+    ([], "model.safetensors is missing"), (["a.bin"], "PyTorch pickles"), (["a.pt"], "PyTorch pickles"),
     (["a.pth", "consolidated.safetensors"], "PyTorch pickles"),
     (["consolidated.safetensors", "x.gguf"], "the weights are in Mistral's own layout"),
-    (["x.gguf"], "there is no model.safetensors; name the GGUF file itself"),
+    (["x.gguf"], "model.safetensors is missing; name the GGUF file itself"),
 ])  # fmt: skip
 def test_a_folder_without_weights_is_refused_with_the_reason(tmp_path: Path, names: list[str], expected: str):
     for name in names:
@@ -361,7 +359,7 @@ def test_a_stored_tensor_reads_its_rows_and_reports_damage(tmp_path: Path):
     entry: Any = {"dtype": "BF16", "shape": [3, 2], "data_offsets": [4, 16]}
     stored = safetensors_files.make_tensor(path, "t", entry, 10)
     assert (stored.name, stored.dtype, stored.shape, stored.start) == ("t", "BF16", (3, 2), 14)
-    assert stored.rows(1, 3).tolist() == [[18, 19, 20, 21], [22, 23, 24, 25]]
+    assert stored.read_rows(1, 3).tolist() == [[18, 19, 20, 21], [22, 23, 24, 25]]
     assert safetensors_files.make_tensor(path, "t", entry | {"dtype": "F8"}, 10).shape == (
         3,
         2,
@@ -370,12 +368,12 @@ def test_a_stored_tensor_reads_its_rows_and_reports_damage(tmp_path: Path):
         with pytest.raises(ValueError, match=rf"^tensor t: expected 12 bytes, found {end - 4}$"):
             safetensors_files.make_tensor(path, "t", entry | {"data_offsets": [4, end]}, 10)
     path.write_bytes(bytes(25))
-    assert stored.rows(0, 2).shape == (2, 4)
+    assert stored.read_rows(0, 2).shape == (2, 4)
     with pytest.raises(ModelError, match=r"x: the file was truncated while it was read$"):
-        stored.rows(1, 3)
+        stored.read_rows(1, 3)
     path.unlink()
     with pytest.raises(ModelError, match=r"x: cannot be read: No such file"):
-        stored.rows(0, 1)
+        stored.read_rows(0, 1)
     with pytest.raises(ModelError, match=r"x: cannot be read: |x: not a valid safetensors file: "):
         safetensors_files.read_header(path)
 
@@ -397,7 +395,7 @@ def tensor(format: str, *shape: int) -> CheckpointTensor:
 ])  # fmt: skip
 def test_the_format_of_a_checkpoint_is_that_of_most_matrices(formats: list[str], vectors: int, expected: str):
     tensors = [*(tensor("F32", 4) for _ in range(vectors)), *(tensor(format, 4, 4) for format in formats)]
-    assert folder.find_file_type(tensors) == find_recipe(expected).number
+    assert folder.choose_file_type(tensors) == find_recipe(expected).number
     checkpoint = folder.Checkpoint("path", [], {"a": 1}, tensors, [])
     assert checkpoint.parts == [sorted({each.name for each in tensors})] and checkpoint.packed == {"a": 1}
 
@@ -425,8 +423,8 @@ def test_clip_vocabularies_are_read_from_either_tokenizer_file(
 @pytest.mark.parametrize(("settings", "matrix", "problem"), [
     ({}, (3, 2), ""), ({"bias": True}, (3, 2), "Dense module"), ({"bias": None}, (3, 2), ""),
     ({"activation_function": "torch.nn.modules.activation.Tanh"}, (3, 2), "Dense module"),
-    ({"in_features": 3}, (3, 2), "linear.weight is missing"), ({}, None, "linear.weight is missing"),
-    ({"out_features": 2}, (3, 2), "linear.weight is missing"),
+    ({"in_features": 3}, (3, 2), "linear.weight must exist"), ({}, None, "linear.weight must exist"),
+    ({"out_features": 2}, (3, 2), "linear.weight must exist"),
 ])  # fmt: skip
 def test_projections_take_plain_dense_modules_only(tmp_path: Path, settings: dict[str, Any], matrix: Any, problem: str):
     usual = {"in_features": 2, "out_features": 3, "bias": False, "activation_function": "torch.nn.Identity"}
@@ -443,10 +441,10 @@ def test_projections_take_plain_dense_modules_only(tmp_path: Path, settings: dic
     else:
         found = sentence_transformers.load_projections(tmp_path, True)
         assert {name: tensor.shape for name, tensor in found.items()} == {"dense_2": (3, 2), "dense_3": (3, 2)}
-    with pytest.raises(ModelError, match="in this architecture is not supported"):
+    with pytest.raises(ModelError, match="and its architecture one"):
         sentence_transformers.load_projections(tmp_path, False)
     (tmp_path / "modules.json").write_text(json.dumps([*kinds, kinds[1]]))
-    with pytest.raises(ModelError, match=r"is not supported|linear.weight is missing"):
+    with pytest.raises(ModelError, match=r"a Dense module must|linear.weight must"):
         sentence_transformers.load_projections(tmp_path, True)
 
 

@@ -19,7 +19,7 @@ from localllm.convert.sentencepiece import parse_message, parse_varint, read_sen
 from localllm.convert.tensor_mapping import is_untied
 from localllm.convert.tokens import VocabularyBuilder, group_merges, has_space_prefix, parse_merges, refuse_normalizer
 from localllm.convert.transforms import from_array
-from localllm.convert.vocabulary import VocabularySettings, decide_flags
+from localllm.convert.vocabulary import VocabularySettings, build_tokenizer_flags
 from localllm.errors import ModelError
 from tests.unit.convert.convert_parts import LLAMA3, YARN, all_rows, refused, scaled
 
@@ -117,7 +117,7 @@ def test_rows_of_queries_and_keys_become_pairs(tmp_path: Path):
         tensor = tensors[f"blk.1.{name}.weight"]
         assert (tensor.format.name, tensor.shape) == ("BF16", matrix.shape)
         for first, last in ((0, len(matrix)), (0, 1), (5, 19), (15, 17), (31, 32)):
-            np.testing.assert_array_equal(tensor.rows(first, last), expected[first:last])
+            np.testing.assert_array_equal(tensor.read_rows(first, last), expected[first:last])
         vector = tensors[f"blk.1.{name}.bias"]
         assert vector.format.name == "F32"
         np.testing.assert_array_equal(
@@ -129,7 +129,7 @@ def test_other_weights_and_metadata_stay_as_they_were(tmp_path: Path):
     checkpoint = open_folder(write_checkpoint(tmp_path / "Tiny-Test-Instruct", dtype="F16"))
     weights = make_weights({**json.loads((Path(checkpoint.path) / "config.json").read_text(encoding="utf-8"))})
     tensors = {tensor.name: tensor for tensor in checkpoint.tensors}
-    down = tensors["blk.0.ffn_down.weight"].rows(3, 9).view(np.float16)
+    down = tensors["blk.0.ffn_down.weight"].read_rows(3, 9).view(np.float16)
     np.testing.assert_array_equal(down, weights["model.layers.0.mlp.down_proj.weight"][3:9])
     norm = all_rows(tensors["output_norm.weight"]).view(np.float32)[0]
     np.testing.assert_array_equal(norm, weights["model.norm.weight"])
@@ -235,7 +235,7 @@ def test_a_tied_checkpoint_keeps_an_output_matrix_that_differs(tmp_path: Path):
     """Follow transformers 5: adapters were merged, or heads trained, and config.json was left as it was."""
     checkpoint = open_folder(with_output(tmp_path, False))
     output = next(tensor for tensor in checkpoint.tensors if tensor.name == "output.weight")
-    np.testing.assert_array_equal(output.rows(0, 5).view(np.float32), make_weights(CONFIG)["lm_head.weight"][:5])
+    np.testing.assert_array_equal(output.read_rows(0, 5).view(np.float32), make_weights(CONFIG)["lm_head.weight"][:5])
     assert checkpoint.warnings == [
         "lm_head.weight differs from the embedding, though config.json ties them: both are written"
     ]
@@ -418,11 +418,11 @@ def test_token_flags_say_which_tokens_enclose_texts(
     tokens.put(0, "<s>", 3)
     tokens.put(1, "</s>", 3)
     known = settings_of(tmp_path, tokenizer={"post_processor": processor}, tokenizer_config=settings)
-    flags = decide_flags(tokens, known, ids)
+    flags = build_tokenizer_flags(tokens, known, ids)
     assert {name.removeprefix("tokenizer.ggml."): value for name, value in flags.items()} == expected
     for adds in (True, False):
         tokens.adds_space = adds
-        space = decide_flags(tokens, known, ids).get("tokenizer.ggml.add_space_prefix")
+        space = build_tokenizer_flags(tokens, known, ids).get("tokenizer.ggml.add_space_prefix")
         explicit = False if settings.get("add_prefix_space") is False else adds
         assert space == (None if model == "bert" else explicit)
 

@@ -30,9 +30,9 @@ def renamed(folder: Path) -> None:
     [
         (untied, "tensor for output.weight of the architecture llama is missing; if it is the embedding (lm_head is "
                  "tied), set tie_word_embeddings to true in config.json"),
-        (renamed, "there is no model.safetensors; if model.fp16.safetensors has the weights, rename it"),
+        (renamed, "model.safetensors is missing; if model.fp16.safetensors has the weights, rename it"),
         (lambda folder: edit_json(folder / "config.json", num_hidden_layers="2"),
-         'num_hidden_layers must be a number from 1 to 4096 (found "2")'),
+         'num_hidden_layers must be an integer from 1 to 4096 (found "2")'),
         (lambda folder: edit_json(folder / "config.json", rope_theta="1e4"),
          'rope_theta must be a positive number (found "1e4")'),
     ],

@@ -65,7 +65,7 @@ def merged_tensors(folder: Path, variant: str, pairs: Pairs) -> dict[str, np.nda
 
 def read(tensor) -> np.ndarray:
     rows = int(np.prod(tensor.shape[:-1]))
-    return as_float32(tensor.rows(0, rows), tensor.format.name).reshape(tensor.shape)
+    return as_float32(tensor.read_rows(0, rows), tensor.format.name).reshape(tensor.shape)
 
 
 def matrices_of(variant: str) -> list[str]:
@@ -272,9 +272,11 @@ def test_other_tensors_are_refused_by_name(tmp_path, llama):
 def test_an_incomplete_folder_is_refused(tmp_path, llama):
     folder = write_adapter(tmp_path / "a", random_pairs(shapes_of("llama"), [NAME]))
     (folder / "adapter_model.safetensors").unlink()
-    assert "there is no adapter_model.safetensors" in refusal(folder, llama)
+    assert "adapter_model.safetensors is missing" in refusal(folder, llama)
     (folder / "adapter_config.json").unlink()
-    assert "no adapter_config.json: expected a GGUF file or a folder that PEFT has saved" in refusal(folder, llama)
+    assert "adapter_config.json is missing: expected a GGUF file or a folder that PEFT has saved" in refusal(
+        folder, llama
+    )
 
 
 def test_an_adapter_of_another_model_is_refused(tmp_path, llama):

@@ -12,6 +12,7 @@ from localllm.convert.transforms import (
     DerivedSource,
     as_float32,
     from_array,
+    interleave_rope_rows,
     map_values,
     pad_rows,
     permute_columns,
@@ -23,7 +24,6 @@ from localllm.convert.transforms import (
     to_column,
     to_float32,
     to_mxfp4_blocks,
-    to_pairs,
     to_vector,
     transpose,
 )
@@ -40,11 +40,11 @@ def source(array: np.ndarray) -> DerivedSource:
     name = next(name for name, dtype in DTYPES.items() if array.dtype == dtype)
     data = array.reshape(prod(array.shape[:-1]), -1)
 
-    def rows(first: int, last: int) -> np.ndarray:
+    def read_rows(first: int, last: int) -> np.ndarray:
         assert 0 <= first < last <= len(data), "asked for rows that are not there"
         return data[first:last].view(np.uint8)
 
-    return DerivedSource(name, array.shape, rows)
+    return DerivedSource(name, array.shape, read_rows)
 
 
 def check(derived: DerivedSource, expected: np.ndarray) -> None:
@@ -54,7 +54,7 @@ def check(derived: DerivedSource, expected: np.ndarray) -> None:
     flat_rows = expected.reshape(count, -1)
     for first in range(count):
         for last in range(first + 1, count + 1):
-            rows = derived.rows(first, last)
+            rows = derived.read_rows(first, last)
             assert rows.dtype == np.uint8 and rows.shape == (last - first, expected.shape[-1] * BYTES[derived.dtype])
             np.testing.assert_array_equal(as_float32(np.ascontiguousarray(rows), derived.dtype), flat_rows[first:last])
 
@@ -64,7 +64,7 @@ def check(derived: DerivedSource, expected: np.ndarray) -> None:
 ])  # fmt: skip
 def test_rope_pair_conversion_interleaves_the_halves_of_heads(turned: int, order: list[int]):
     array = numbers(16, 3)
-    check(to_pairs(source(array), 8, turned), array.reshape(2, 8, 3)[:, order].reshape(16, 3))
+    check(interleave_rope_rows(source(array), 8, turned), array.reshape(2, 8, 3)[:, order].reshape(16, 3))
 
 
 def test_take_strided_takes_rows_of_each_period():
@@ -95,7 +95,7 @@ def test_columns_and_vectors_turn_into_each_other():
     vector = numbers(5)
     check(to_column(source(vector)), vector[:, None])
     vector_again = to_vector(source(vector[:, None]))
-    assert vector_again.shape == (5,) and (as_float32(vector_again.rows(0, 1), "F32") == vector).all()
+    assert vector_again.shape == (5,) and (as_float32(vector_again.read_rows(0, 1), "F32") == vector).all()
     wide = numbers(3, 6, dtype=np.float16)
     for start in (0, 1):
         check(take_every_second(source(wide), start), wide[:, start::2].astype(np.float32))
@@ -118,7 +118,7 @@ def test_slices_take_a_range_of_the_first_dimension():
     check(take_slice(source(array), 2, 3), array[2:5])
     matrix, vector = numbers(6, 4), numbers(6)
     check(take_slice(source(matrix), 1, 2), matrix[1:3])
-    assert (as_float32(take_slice(source(vector), 2, 3).rows(0, 1), "F32") == vector[2:5]).all()
+    assert (as_float32(take_slice(source(vector), 2, 3).read_rows(0, 1), "F32") == vector[2:5]).all()
 
 
 def test_sixteen_bit_numbers_decode_to_float32():
@@ -140,22 +140,22 @@ def test_mxfp4_puts_the_first_16_codes_in_the_low_halves():
     assert (blocks_of.dtype, blocks_of.shape) == ("MXFP4", (2, 3, 64))
     for first in range(6):
         for last in range(first + 1, 7):
-            blocks = blocks_of.rows(first, last).reshape(last - first, 2, 17)
+            blocks = blocks_of.read_rows(first, last).reshape(last - first, 2, 17)
             wanted = codes.reshape(6, 2, 32)[first:last]
             assert (blocks[..., 0] == scale.reshape(6, 2)[first:last]).all()
             assert (blocks[..., 1:] & 15 == wanted[..., :16]).all() and (blocks[..., 1:] >> 4 == wanted[..., 16:]).all()
 
 
 @pytest.mark.parametrize("function", [
-    lambda made: to_pairs(made, 4), transpose, lambda made: map_values(made, np.exp), lambda made: take_slice(made, 0,
-    4),
+    lambda made: interleave_rope_rows(made, 4), transpose, lambda made: map_values(made, np.exp),
+    lambda made: take_slice(made, 0, 4),
 ])  # fmt: skip
 def test_a_source_reads_no_more_rows_than_needed(function: Callable[[DerivedSource], DerivedSource]):
     """Read one row of a head from the other half too; turn a matrix round as a whole."""
     asked = list[tuple[int, int]]()
     inner = source(numbers(2, 4, 4))
     watched = DerivedSource(
-        "F32", inner.shape, lambda first, last: (asked.append((first, last)), inner.rows(first, last))[1]
+        "F32", inner.shape, lambda first, last: (asked.append((first, last)), inner.read_rows(first, last))[1]
     )
-    function(watched).rows(0, 1)
+    function(watched).read_rows(0, 1)
     assert asked and max(last for _, last in asked) <= 4

@@ -93,7 +93,7 @@ def test_an_end_without_a_row_ends_outside_the_template_too(tmp_path: Path):
 
 def test_an_end_with_an_unknown_id_is_left_out(tmp_path: Path):
     folder = write_checkpoint(tmp_path / "model", {"eos_token_id": [2, 5000]})
-    assert open_folder(folder).warnings == ["eos_token_id 5000: there is no such token: ignored"]
+    assert open_folder(folder).warnings == ["eos_token_id 5000: ignored, because the vocabulary has no such token"]
 
 
 # ---- composed texts

@@ -117,7 +117,7 @@ def test_a_truncated_sequence_keeps_its_latest_scales(llama):
     expected = sequence.append(IDS)
     sequence.truncate(0)
     np.testing.assert_array_equal(sequence.append(IDS), expected)
-    with pytest.raises(UsageError, match="2 scales are too many: the model has 1 adapters"):
+    with pytest.raises(UsageError, match=r"at most 1 scales, one per adapter \(found 2\)"):
         sequence.set_adapter_scales([1.0, 1.0])
     engine.close()
 
@@ -151,7 +151,7 @@ def test_an_adapter_for_another_model_is_refused_with_the_tensor(llama):
 
 def test_too_many_adapters_are_refused(llama):
     adapter = random_adapter(llama, ["blk.0.attn_q.weight"])
-    with pytest.raises(UnsupportedError, match=f"{MAX_ADAPTERS + 1} adapters exceed the limit of {MAX_ADAPTERS}"):
+    with pytest.raises(UnsupportedError, match=rf"at most {MAX_ADAPTERS} adapters \(found {MAX_ADAPTERS + 1}\)"):
         Engine(llama, EngineOptions(1, lora=((adapter, 1.0),) * (MAX_ADAPTERS + 1)))
 
 
@@ -216,7 +216,7 @@ def write_vectors(path, tensors: dict[str, np.ndarray], arch: str = "controlvect
 @pytest.mark.parametrize(("names", "message"), [
     (["blk.0.attn_q.weight.lora_a"], "has blk.0.attn_q.weight.lora_a, but not blk.0.attn_q.weight.lora_b"),
     (["output_norm.weight"], "tensor output_norm.weight is not part of a LoRA adapter"),
-    ([], "has no matrices"),
+    ([], "must have at least one pair of matrices"),
 ])  # fmt: skip
 def test_incomplete_files_are_refused(tmp_path, names, message):
     outputs = [OutputTensor(name, BY_NAME["F32"], (4, 8)) for name in names]
@@ -254,7 +254,7 @@ def test_a_control_vector_is_added_to_the_output_of_its_layer(llama, tmp_path):
     twice = logits(llama, control_vectors=((path, 0.5), (path, 0.5)))
     assert error(changed[1.0], twice) < 1e-12
     assert error(changed[1.0], logits(llama, backend="cpu", control_vectors=((path, 1.0),))) < 1e-8
-    with pytest.raises(UsageError, match="must be from 1 to 1, not 0 to 1"):
+    with pytest.raises(UsageError, match=r"must be from 1 to 1 \(found 0 to 1\)"):
         logits(llama, control_vectors=((path, 1.0),), control_layers=(0, 1))
 
 
@@ -262,7 +262,7 @@ def test_a_control_vector_is_added_to_the_output_of_its_layer(llama, tmp_path):
     ({"direction.0": 256}, "direction.0 is not direction.N of a layer from 1 on"),
     ({"direction.2": 256}, "direction.2 is not direction.N of one of 2 layers"),
     ({"direction.1": 95}, "tensor direction.1 must be F32 [256] (found F32 [95])"),
-    ({}, "has no vectors direction.N"),
+    ({}, "must have at least one vector direction.N"),
 ])  # fmt: skip
 def test_a_control_vector_of_another_model_is_refused(llama, tmp_path, tensors, message):
     path = write_vectors(tmp_path / "v.gguf", {name: np.ones(size, np.float32) for name, size in tensors.items()})

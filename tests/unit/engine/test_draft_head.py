@@ -70,7 +70,7 @@ def engine(path):
 def opened(path: Path) -> api.Model:
     model = api.open_model(path, threads=2, context=300, cache=False)
     if head_of(path).exists():
-        assert model.drafter(f"draft:{head_of(path)}") == "mtp"
+        assert model.resolve_drafter(f"draft:{head_of(path)}") == "mtp"
         assert str(head_of(path)) in model.files
     return model
 
@@ -378,8 +378,8 @@ def damaged(tensors: dict, name: str, values: np.ndarray | None) -> dict:
         ("tensor fc.weight must have the shape", {}, ("fc.weight", np.zeros((96, 96), np.float32))),
         ("tensor d2t must have different tokens", {}, ("d2t", np.zeros(100, np.int64).view(np.uint8))),
         ("tensor d2t must have different tokens", {}, ("d2t", np.arange(250, 350).view(np.uint8))),
-        ("100 logits for 99 tokens", {}, ("d2t", np.arange(99).view(np.uint8))),
-        ("100 logits for 320 tokens", {}, ("d2t", None)),
+        (r"must have 99 logits \(found 100\)", {}, ("d2t", np.arange(99).view(np.uint8))),
+        (r"must have 320 logits \(found 100\)", {}, ("d2t", None)),
         ("tensor d2t must be a vector of I64", {}, ("d2t", np.zeros(100, np.float32))),
         ("extra.weight: not part of this architecture", {}, ("extra.weight", np.zeros((4, 4), np.float32))),
         ("30.0 is not supported in eagle3 models", {"final_logit_softcapping": 30.0}, None),
@@ -396,7 +396,7 @@ def test_a_draft_head_that_does_not_fit_is_refused(tmp_path, message, metadata, 
         before = model.generate(text(30), 5, temperature=0, speculate="off")
         expected = "".join(before)
         with pytest.raises((ModelError, UsageError), match=message) as caught:
-            model.drafter(f"draft:{write(wrong, tmp_path / 'head.gguf')}")
+            model.resolve_drafter(f"draft:{write(wrong, tmp_path / 'head.gguf')}")
         assert "\n" not in str(caught.value) and "head.gguf" in str(caught.value)
         assert "".join(model.generate(text(30), 5, temperature=0, speculate="auto")) == expected
 
@@ -493,7 +493,7 @@ def shown(*numbers: float) -> np.ndarray:
 def test_a_follower_pairs_each_token_with_the_hidden_state_before(monkeypatch):
     """Use the head's own hidden states after its own drafts."""
     head = Told()
-    follower = head.create_follower(0)
+    follower = head.create_draft_sequence(0)
     follower.on_hidden_states(0, np.array([1, 2, 3]), shown(10, 20, 30))
     assert (follower.tokens, head.take_runs()) == ([], [])
     follower.append([1, 2, 3, 4])
@@ -521,7 +521,7 @@ def test_a_follower_pairs_each_token_with_the_hidden_state_before(monkeypatch):
 
 @pytest.mark.parametrize(("place", "begin"), [(8, 8), (9, 9), (14, 9), (15, 15)])
 def test_a_follower_restarts_where_hidden_states_are_missing(place, begin):
-    follower = (head := Told()).create_follower(9)
+    follower = (head := Told()).create_draft_sequence(9)
     follower.on_hidden_states(9, np.array([1, 2, 3, 4, 1]), shown(10, 20, 30, 40, 50))
     follower.append([1, 2, 3, 4, 1])
     head.take_runs()
@@ -535,7 +535,7 @@ def test_a_follower_restarts_where_hidden_states_are_missing(place, begin):
 
 @pytest.mark.parametrize(("begin", "place", "tokens"), [(3, 2, []), (3, 3, []), (3, 4, [1]), (3, 9, [1, 2])])
 def test_rewinding_a_follower_drops_tokens_behind_the_position(begin, place, tokens):
-    follower = Told().create_follower(begin)
+    follower = Told().create_draft_sequence(begin)
     follower.on_hidden_states(begin, np.array([1, 2]), shown(10, 20))
     follower.append([1, 2])
     follower.follow_rewind(place)
@@ -547,7 +547,7 @@ def test_rewinding_a_follower_drops_tokens_behind_the_position(begin, place, tok
 @pytest.mark.parametrize("late", [2, 3])
 def test_a_follower_runs_by_itself_when_it_lags(monkeypatch, late):
     monkeypatch.setattr(guess_head, "MAX_LAG", late)
-    follower = (head := Told()).create_follower(7)
+    follower = (head := Told()).create_draft_sequence(7)
     follower.on_hidden_states(7, np.array([1, 2]), shown(10, 20))
     assert head.take_runs() == []
     follower.on_hidden_states(9, np.array([3]), shown(30))
@@ -561,14 +561,14 @@ def test_a_follower_splits_long_inputs_and_maps_reduced_vocabularies(monkeypatch
     monkeypatch.setattr(guess_head, "BATCH", 2)
     for count, wanted in ((1, [1]), (2, [1]), (3, [0, 1]), (4, [0, 1]), (5, [0, 0, 1])):
         head = Told()
-        assert head.create_follower(0).append([4, 3, 2, 1, 0][:count]).tolist() == [[5.0 - count] * 5]
+        assert head.create_draft_sequence(0).append([4, 3, 2, 1, 0][:count]).tolist() == [[5.0 - count] * 5]
         assert [run[3] for run in head.take_runs()] == wanted
-        assert len(head.create_follower(0).append([1] * count, "none")) == 0
+        assert len(head.create_draft_sequence(0).append([1] * count, "none")) == 0
         assert [run[3] for run in head.take_runs()] == [0] * len(wanted)
     closed = list[int]()
     some = Told([3, 1])
     some.orphaned = [SimpleNamespace(close=lambda number=number: closed.append(number)) for number in range(3)]
-    rows = (follower := some.create_follower(0)).append([2])
+    rows = (follower := some.create_draft_sequence(0)).append([2])
     assert rows.tolist() == [[-np.inf, 2, -np.inf, 2, -np.inf]] and rows.dtype == np.float32
     assert (sorted(closed), some.orphaned, follower.tokens) == ([0, 1, 2], [], [2])
     some.lock = TakenLock()

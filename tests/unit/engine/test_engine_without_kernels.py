@@ -92,6 +92,9 @@ class Backend:
         self.asked.append(("close",))
 
 
+TOO_LONG = "301 tokens do not fit the context of 300: open the model with a larger one"
+
+
 class Bare(Engine):
     """An engine as if it had been opened."""
 
@@ -102,7 +105,7 @@ class Bare(Engine):
         self._path, self._start, self._accepts_images, self._shifts = "m.gguf", None, True, False
         self._tap = self._head_source = self._head = None
         self.adapters, self.adapter_scales = (), ()
-        self._backend, self._turns = Backend(), lambda: "turns"
+        self._backend, self._find_rotations = Backend(), lambda: "turns"
         self.__dict__.update(known)
 
     def ran(self) -> list[list[tuple]]:
@@ -187,7 +190,7 @@ def test_invalid_requests_are_refused_before_anything_runs(engine):
     for requests, error, message in (
         ([(sequence, [1]), (sequence, [1])], UsageError, "a sequence can be in a run only once"),
         ([(of_another, [1])], UsageError, "a sequence belongs to the model that created it"),
-        ([(sequence, [1] * 3)], ContextError, "301 tokens do not fit the context of 300"),
+        ([(sequence, [1] * 3)], ContextError, TOO_LONG),
         ([(sequence, [100])], UsageError, "token ids must be a list of integers from 0 to 99"),
         ([(sequence, [])], UsageError, "token ids must be a list of integers from 0 to 99"),
         ([(sequence, [1.5])], UsageError, "token ids must be a list of integers from 0 to 99"),
@@ -195,7 +198,7 @@ def test_invalid_requests_are_refused_before_anything_runs(engine):
         with pytest.raises(error) as caught:
             engine.step(requests)
         assert str(caught.value) == message
-    with pytest.raises(UsageError, match=r"^logits must be last, all or none, not 'some'$"):
+    with pytest.raises(UsageError, match=r"^logits must be last, all or none \(found 'some'\)$"):
         engine.run([(sequence, [1])], "some", True)
     engine.ran()
     sequence.append([0, 99])
@@ -233,7 +236,7 @@ def test_bidirectional_models_run_a_whole_prompt_at_once(engine, runs_of_4, most
     if most == 4:
         assert engine.forward_full([1, 2, 3, 4]).ravel().tolist() == [1, 2, 3, 4]
         assert engine.ran() == [[(0, [1, 2, 3, 4], 4)]]
-        with pytest.raises(ContextError, match=r"^5 tokens exceed the limit of 4 for bidirectional attention$"):
+        with pytest.raises(ContextError, match=r"^bidirectional attention is limited to 4 tokens \(found 5\)"):
             engine.forward_full([1] * 5)
     else:
         stores = []
@@ -352,7 +355,12 @@ def test_images_that_a_model_cannot_run_are_refused(engine, runs_of_4):
             UnsupportedError,
             "m.gguf: images are not supported by models on a card",
         ),
-        ({}, ImageEmbedding(b"", rows[:, :1]), UsageError, "an image's rows have 1 columns, the model's embeddings 2"),
+        (
+            {},
+            ImageEmbedding(b"", rows[:, :1]),
+            UsageError,
+            "an image's rows must have 2 columns, like the model's embeddings (found 1)",
+        ),
         (
             {},
             ImageEmbedding(b"", rows, is_whole=True),
@@ -428,7 +436,7 @@ def test_truncating_a_sequence_rewinds_its_follower_and_alignment(length, held, 
     rewound = list[int]()
     assert sequence.truncate(length) == held
     assert (len(sequence.tokens), sequence.aligned, sequence.store.held, rewound) == (held, aligned, held, [held])
-    with pytest.raises(UsageError, match=r"^a length must be 0 or greater, not -1$"):
+    with pytest.raises(UsageError, match=r"^a length must be 0 or greater \(found -1\)$"):
         sequence.truncate(-1)
 
 
@@ -509,7 +517,7 @@ def test_a_closed_sequence_releases_its_store_once(engine):
     assert (sequence.closed, store.is_closed, sequence.tokens, closed) == (True, True, [], [1, 2])
     engine.lock = TakenLock()
     sequence.close()
-    with pytest.raises(LocalllmError, match=r"^this sequence is closed$"):
+    with pytest.raises(LocalllmError, match=r"^this sequence is closed: create another one$"):
         sequence.store  # noqa: B018
     assert (sequence.context, sequence.vocab_size) == (300, 100)
 
@@ -523,7 +531,7 @@ class Head:
     def __init__(self, *given):
         self.records_input, self.orphaned, self.closed = given, [], 0
 
-    def create_follower(self, place: int) -> DraftSequence:
+    def create_draft_sequence(self, place: int) -> DraftSequence:
         follower = DraftSequence.__new__(DraftSequence)
         follower.engine, follower.begin, follower.told = self, place, []
         follower.on_hidden_states = lambda *given: follower.told.append(
@@ -629,7 +637,7 @@ def test_an_engine_closes_its_backend_once(engine):
     engine.close()
     engine.close()
     assert (backend.asked, head.closed) == ([("prepare_all",), ("close",)], 1)
-    with pytest.raises(LocalllmError, match=r"^the model is closed$"):
+    with pytest.raises(LocalllmError, match=r"^the model is closed: open it again$"):
         engine.sequence()
     forked = Bare(lock=ForkedLock())
     forked.close()

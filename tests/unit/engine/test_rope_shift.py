@@ -19,7 +19,7 @@ from localllm.engine.memory import page_table
 from localllm.engine.operations.elementwise import Elementwise
 from localllm.engine.operations.registry import OPERATIONS
 from localllm.engine.options import EngineOptions
-from localllm.engine.trace.rope_shift import find_rotation, find_rotations
+from localllm.engine.trace.rope_shift import find_key_rotations, find_rotation
 from localllm.errors import UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.table import PAGE
@@ -212,7 +212,7 @@ def test_every_architecture_shifts_or_says_why_not(model_path):
     refused = set()
     for name in DECLARATIONS:
         try:
-            Engine(GGUFFile.open(model_path(name)), EngineOptions(1, 64))._turns()
+            Engine(GGUFFile.open(model_path(name)), EngineOptions(1, 64))._find_rotations()
         except UsageError as error:
             refused.add(name)
             reasons = ("recurrent", "position embeddings")
@@ -298,8 +298,8 @@ def test_states_with_rotated_keys_are_those_that_an_operation_fills(said: Said, 
     said("attend", product, state=states[2], choices=None)  # keys of another layer
     said("select_keys", product, keys, state=states[2])
     said("attend", product, keys, state=states[3], choices=keys)  # and what was chosen of them
-    rotated = find_rotations([*said.values()], states)
+    rotated = find_key_rotations([*said.values()], states)
     assert {state.layer: turn.apart for state, turn in rotated.items()} == {0: 16, 2: 16}
     said("embed_positions", product)
     with pytest.raises(UsageError, match="absolute position embeddings"):
-        find_rotations([*said.values()], [])
+        find_key_rotations([*said.values()], [])

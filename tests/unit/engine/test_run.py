@@ -305,8 +305,8 @@ def test_a_draft_head_compiles_its_program_and_its_fusion(monkeypatch, fuses):
             {"fuse": lambda b, w, h, rows: b.slice_columns(rows, 0, 5)},
             "head.gguf: rows of 5 columns; the layer expects 4",
         ),
-        ({"draft": guess(3)}, "head.gguf: 3 logits for 2 tokens"),
-        ({"tokens": None}, "head.gguf: 2 logits for 9 tokens"),
+        ({"draft": guess(3)}, "head.gguf: the draft head must have 2 logits (found 3)"),
+        ({"tokens": None}, "head.gguf: the draft head must have 9 logits (found 2)"),
         ({"names": ["a"]}, "head.gguf: tensor a: not part of this architecture as localllm supports it"),
     ],
 )

@@ -55,8 +55,8 @@ def test_tracing_a_projector_records_tower_and_projection():
     [
         (("tower", "project", "more"), 5,
          "mmproj.gguf: tensor more: not part of this architecture as localllm supports it"),
-        (("tower", "project"), 4, "mmproj.gguf: rows of 4 columns, but projection_dim is 5"),
-        (("tower", "project"), 6, "mmproj.gguf: rows of 6 columns, but projection_dim is 5"),
+        (("tower", "project"), 4, "mmproj.gguf: rows must have projection_dim columns, 5 (found 4)"),
+        (("tower", "project"), 6, "mmproj.gguf: rows must have projection_dim columns, 5 (found 6)"),
     ],
 )  # fmt: skip
 def test_projectors_that_do_not_fit_are_refused(tensors, columns, message):
@@ -238,4 +238,4 @@ def test_tracing_a_clip_pair_records_both_encoders_and_projections(monkeypatch):
     text.out = 4
     with pytest.raises(ModelError) as error:
         pairs.trace_programs(file(*names), pair)
-    assert str(error.value) == "mmproj.gguf: vectors of length 3, but projection_dim is 4"
+    assert str(error.value) == "mmproj.gguf: vectors must have the length projection_dim, 4 (found 3)"

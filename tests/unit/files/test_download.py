@@ -133,4 +133,7 @@ def test_a_file_pulled_by_another_process_is_refused(target, monkeypatch):
     monkeypatch.setattr(os, "close", lambda descriptor: closed.append(descriptor) or close(descriptor))
     with pytest.raises(UsageError) as error:
         begun(target).__enter__()
-    assert (str(error.value), len(closed)) == (f"{target}: another localllm is pulling this file", 1)
+    assert (str(error.value), len(closed)) == (
+        f"{target}: another localllm is pulling this file; wait until it has finished",
+        1,
+    )

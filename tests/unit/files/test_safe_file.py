@@ -146,7 +146,7 @@ def test_targets_that_must_not_be_written_are_refused(tmp_path: Path):
             resolve_target(tmp_path / name, (str(tmp_path / "soft"),))
     assert resolve_target(tmp_path / "new", (str(model), str(tmp_path / "missing"))) == str(tmp_path / "new")
     for name, problem in [
-        ("none/x", "there is no folder"),
+        ("none/x", "none does not exist; create it first"),
         (".", "the output must be a regular file"),
         ("fifo", "the output must be a regular file"),
     ]:

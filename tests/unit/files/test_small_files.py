@@ -130,7 +130,7 @@ def test_settings_are_read_with_defaults_and_errors(tmp_path, monkeypatch):
     (tmp_path / "config.toml").write_bytes(b"a\nb\n\xff")
     with pytest.raises(UsageError) as error:
         settings.load_settings()
-    assert str(error.value) == f"{tmp_path / 'config.toml'}, line 3: this is not UTF-8"
+    assert str(error.value) == f"{tmp_path / 'config.toml'}, line 3: the file must be UTF-8"
 
 
 @pytest.mark.parametrize("can_replace", [True, False])
@@ -270,7 +270,7 @@ def test_a_header_is_read_without_the_weights(tmp_path, monkeypatch):
         def truncate(self, size: int) -> None:
             raise OSError("No space")
 
-    with pytest.raises(LocalllmError, match=r"^m\.gguf: no disk space for its header: No space$"):
+    with pytest.raises(LocalllmError, match=r"^m\.gguf: cannot write its header to the temporary folder: No space$"):
         hollow.write_header(Full(), "m.gguf", 99, fetch)
 
 
@@ -321,8 +321,10 @@ def test_a_file_of_logits_reads_back_and_refuses_damage(tmp_path):
         at = start + 4 * place
         return whole[:at] + number.to_bytes(4, "little", signed=True) + whole[at + 4 :]
 
-    none, damaged, short = "not a logits file; --save-logits writes one", "the logits file is damaged", (
-        "the logits file is incomplete")  # fmt: skip
+    none, damaged, short = (
+        "not a logits file; --save-logits writes one", "the logits file is damaged; write it again with --save-logits",
+        "the logits file is incomplete; write it again with --save-logits",
+    )  # fmt: skip
     for data, message in (
         (whole[:19], none), (b"x" + whole[1:], none), (whole[:20], short), (whole[:-1], short), (whole + b"x", short),
         (with_number(0, 3), damaged), (with_number(1, 0), damaged), (with_number(2, 0), damaged),

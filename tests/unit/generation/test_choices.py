@@ -278,7 +278,10 @@ def test_logprobs_may_be_the_number_of_alternatives(model: localllm.Model, asked
     ({"logprobs": "5"}, "logprobs must be an integer, not '5'"),
     ({"logprobs": 5.5}, "logprobs must be an integer, not 5.5"),
     ({"logprobs": -1}, "logprobs must be 0 or greater, not -1"),
-    ({"logprobs": 5, "top_logprobs": 3}, "logprobs and top_logprobs must not differ: 5 and 3"),
+    (
+        {"logprobs": 5, "top_logprobs": 3},
+        "logprobs and top_logprobs must not differ (found 5 and 3): give only one of them",
+    ),
     ({"top_logprobs": True}, "top_logprobs must be an integer, not True"),
     ({"json_whitespace": "no", "schema": {}}, "json_whitespace must be True or False, not 'no'"),
     ({"additional_properties": 1, "schema": {}}, "additional_properties must be True or False, not 1"),

@@ -101,9 +101,9 @@ def test_all_tokens_are_dropped_below_one_page():
     held = FakeEngine(2000, lambda tokens: tokens[-1], 60).sequence()
     sequence = ShiftedSequence(held, KEEP)
     sequence.append(list(range(60)), "none")
-    with pytest.raises(ContextError, match=r"^an image of 51 tokens does not fit the context of 60$"):
-        sequence._forget(51)
-    sequence._forget(50)
+    with pytest.raises(ContextError, match=r"^an image of 51 tokens does not fit the context of 60: raise --ctx-size$"):
+        sequence._drop_tokens(51)
+    sequence._drop_tokens(50)
     assert (held.tokens, sequence.tokens, sequence.dropped) == ([*range(KEEP)], [*range(60)], 50)
     sequence.append([60], "none")
     assert (held.tokens, sequence.tokens) == ([*range(KEEP), 60], [*range(61)])
@@ -161,7 +161,7 @@ def test_tokens_that_would_be_dropped_are_not_prefilled(length: int, keep: int):
         reading = FakeEngine(2000, lambda tokens: tokens[-1], CONTEXT)
         held = reading.sequence()
         sequence = ShiftedSequence(held, keep)
-        sequence.begin(prompt)
+        sequence.prepare_prompt(prompt)
         for place in range(0, length, size):
             rows = sequence.append(prompt[place : place + size], "last" if place + size >= length else "none")
         assert rows.argmax() == prompt[-1] and sequence.tokens == prompt
@@ -170,7 +170,7 @@ def test_tokens_that_would_be_dropped_are_not_prefilled(length: int, keep: int):
         assert sum(count for _, count in reading.calls) == length - sequence.skipped, "the others were never read"
         free = CONTEXT - len(held.tokens)
         assert (CONTEXT - keep) // 8 <= free < (CONTEXT - keep) // 8 + 64
-    sequence.begin([*prompt, 5])
+    sequence.prepare_prompt([*prompt, 5])
     sequence.append([5])
     assert (sequence.skipped, sequence.dropped) == (0, 0), "it goes on from what it holds"
 
@@ -181,7 +181,7 @@ def test_a_cached_prefix_is_dropped_with_the_rest():
     held = reading.sequence()
     sequence = ShiftedSequence(held, KEEP)
     sequence.append([*range(100)], "none")
-    sequence.begin([*range(1000)])
+    sequence.prepare_prompt([*range(1000)])
     assert sequence.tokens == [*range(KEEP)]
     sequence.append([*range(KEEP, 1000)])
     assert held.tokens == [*range(KEEP), *range(KEEP + sequence.skipped, 1000)]

@@ -28,7 +28,7 @@ from localllm.generation.diffusion import (
     DiffusionOptions,
     compute_logits,
     compute_probabilities,
-    count_filled,
+    count_positions_to_fill,
     denoise,
     make_diffusion_model,
     plan_steps,
@@ -80,7 +80,11 @@ def test_blocks_are_filled_one_after_the_other():
     assert [[token == MASK for token in state] for state in states] == [
         [False] * done + [True] * (8 - done) for done in (2, 4, 6, 8)
     ]
-    assert [count_filled(DiffusionOptions(8, 6, block_length=4), step, 3, 4, 4) for step in range(3)] == [2, 1, 1]
+    assert [count_positions_to_fill(DiffusionOptions(8, 6, block_length=4), step, 3, 4, 4) for step in range(3)] == [
+        2,
+        1,
+        1,
+    ]
     assert len(list(plan_steps(DiffusionOptions(8, 6, block_length=4)))) == 6
 
 

@@ -295,7 +295,7 @@ def test_the_token_limit_depends_on_the_overflow_policy(most: int | None, overfl
 def test_a_prompt_without_room_for_an_answer_is_refused():
     PromptTask([1] * 3, None).require_room(4)
     for prompt, error, problem in (
-        ([], UsageError, "the prompt is empty"),
+        ([], UsageError, "the prompt is empty: it must have at least one token"),
         ([1] * 4, ContextError, "the prompt has 4 tokens, but the context holds only 4 with the answer"),
     ):
         with pytest.raises(error, match=f"^{problem}$"):
@@ -379,8 +379,8 @@ def test_drafts_are_no_longer_than_the_remaining_answer(
 ):
     """Draft nothing for an answer of one token."""
     asked, answers, learnt = [], [], []
-    guesses = SimpleNamespace(draft=lambda most, others: asked.append(most) or [], learn=learnt.append)
-    monkeypatch.setattr(Speculator, "_start", lambda speculator, answer: answers.append(answer) or guesses)
+    guesses = SimpleNamespace(draft=lambda most, others: asked.append(most) or [], push=learnt.append)
+    monkeypatch.setattr(Speculator, "_choose_proposers", lambda speculator, answer: answers.append(answer) or guesses)
     answer = start(tokenizer, PrefixCache(engine(tokenizer, text)), [5], max_tokens=most)
     assert "".join(answer) == text[:most]
     assert (asked, len(answers)) == (drafts, bool(drafts))
@@ -413,7 +413,7 @@ def test_free_proposers_come_first_and_a_draft_model_needs_a_single_answer(
     asking = pending_answer(speculate, ids=[5, -3, 6, 7], sequence=Listening(listener=follower), guide=guide)
     asking.sampler, asking.end_ids = SimpleNamespace(vocab=9), "ends"
     with ExitStack() as held:
-        started = Speculator(engine, "written", held if is_alone else None)._start(asking)
+        started = Speculator(engine, "written", held if is_alone else None)._choose_proposers(asking)
     tokens, arguments = [5, 6, 7], (asking.sampler, "ends", guide)
     expected = [("ForcedTokensProposer", guide)] * is_guided + ["make_text_proposers", tokens, "written"]
     if isinstance(speculate, Drafter) and is_alone:

@@ -311,7 +311,7 @@ class Follower:
         twin.said = [*self.said]
         return twin
 
-    def allowed_mask(self) -> np.ndarray:
+    def compute_allowed_mask(self) -> np.ndarray:
         return np.isin(np.arange(9), self.tokens)
 
     def compute_unfinished_mask(self, thinking: Thinking) -> np.ndarray:
@@ -337,7 +337,7 @@ def make_state(
 
 
 def allowed_tokens(guide: AnswerState) -> list[int] | None:
-    allowed = guide.allowed_mask(8)
+    allowed = guide.compute_allowed_mask(8)
     assert allowed is None or allowed.shape == (8,)
     return None if allowed is None else np.flatnonzero(allowed).tolist()
 

@@ -236,7 +236,7 @@ def test_another_scheduler_repeats_an_interrupted_step():
     engine.interrupt_at = engine.moments + 2  # after the tokens were read
     with pytest.raises(KeyboardInterrupt):
         queue.run(steps[0])
-    queue.leave(steps[0].scheduler)
+    queue.unregister(steps[0].scheduler)
     assert queue.run(steps[1])[0][0, 0] == 1
     assert lengths(steps) == [0, 1]
 
@@ -250,15 +250,15 @@ def test_a_run_waits_only_briefly_for_an_absent_scheduler(monkeypatch):
 
 def test_a_lone_scheduler_shares_no_runs():
     queue, first, second = RunQueue(), object(), object()
-    assert [queue.enter(first), queue.enter(first), queue.enter(second)] == [False, False, True]
-    queue.leave(second)
-    assert not queue.enter(first)
+    assert [queue.register(first), queue.register(first), queue.register(second)] == [False, False, True]
+    queue.unregister(second)
+    assert not queue.register(first)
 
 
 def test_withdrawn_steps_and_those_of_closed_schedulers_are_not_run():
     queue, engine = RunQueue(), Lasting(9, row)
     steps = submit(queue, engine, 1, 1, 1)
-    queue.leave(steps[0].scheduler)
+    queue.unregister(steps[0].scheduler)
     queue.withdraw(steps[1].spans[0][0])
     assert queue.run(steps[2])[0][0, 0] == 1 and queue.count_others(steps[2].scheduler) == 0
     assert lengths(steps) == [0, 0, 1]

@@ -337,7 +337,7 @@ def test_a_dropped_answer_leaves_its_prefix_if_it_fills_a_page(length: int, is_k
         while not asked.begun:
             assert next(turns) == []
         assert asked.answers[0].computed_tokens == length + 1
-        batch.drop(asked)
+        batch.cancel(asked)
         assert (batch.running, [len(one.tokens) for one in batch._cache.idle]) == ([], [length + 1] * is_kept)
         assert engine.open() == is_kept
         assert [*turns] == []
@@ -396,7 +396,7 @@ def test_a_request_begins_only_with_room_to_grow(places: int, width: int, may: b
     """Count its unread tokens and a page per answer; all retained sequences but the latest may go."""
     engine = Paged(random_table(1))
     batch = Scheduler(engine, Letters(), [], parallel=3, places=places, cache=live_cache(engine))
-    joining = request([5] * 100, n=width).begin(engine, Letters())[0]
+    joining = request([5] * 100, n=width).create_answers(engine, Letters())[0]
     for token in (2, 3):
         sequence = engine.sequence()
         sequence.add([token] * 100)

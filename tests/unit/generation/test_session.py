@@ -26,7 +26,7 @@ from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.sampling.sampler import SamplingOptions
 from localllm.generation.scheduler import Generation
-from localllm.generation.session import Prompt, Session, refuse_image
+from localllm.generation.session import EncodedPrompt, Session, refuse_image
 from localllm.generation.vision_adapter import VisionAdapter
 from localllm.text import sandbox
 from localllm.text.tokenizer import Tokenizer
@@ -347,7 +347,9 @@ def test_hold_parks_and_leave_writes_the_conversation(tokenizer: Tokenizer):
 
 
 def test_images_need_a_projector_and_tool_messages_belong_to_the_turn():
-    with pytest.raises(UsageError, match=r"^this model does not accept images$"):
+    with pytest.raises(
+        UsageError, match=r"^this model does not accept images: use a model with a projector \(mmproj\)$"
+    ):
         refuse_image("x.png")
     calls = {"role": "assistant", "content": None, "tool_calls": [{}]}
     for message, expected in (
@@ -455,12 +457,15 @@ def test_the_image_encoder_opens_lazily_and_is_replaced(monkeypatch):
     assert (sight.encoder, sight.nbytes, encoders) == (None, 6, [])
     assert (sight.encode("a"), sight.encode("b")) == ((1, "a"), (1, "b"))
     assert encoders[0].told == ("beside m.gguf", "engine", "tokenizer", EngineOptions(3), True, False)
-    assert sight.use(Path(__file__), pan_and_scan=True) is sight.encoder is encoders[1] and encoders[0].closed == 1
+    assert (
+        sight.open_projector(Path(__file__), pan_and_scan=True) is sight.encoder is encoders[1]
+        and encoders[0].closed == 1
+    )
     assert encoders[1].told == (str(Path(__file__)), "engine", "tokenizer", EngineOptions(3), True, True)
     assert sight.nbytes == Path(__file__).stat().st_size and encoders[1].closed == 0
     sight.close()
     assert (sight.encoder, encoders[1].closed) == (None, 1)
-    assert VisionAdapter("m", "e", "t", None).use("p") and encoders[2].told == (
+    assert VisionAdapter("m", "e", "t", None).open_projector("p") and encoders[2].told == (
         "p",
         "e",
         "t",
@@ -479,7 +484,7 @@ def session_by_length(context: int = 64, start: int | None = None) -> Any:
     session.template_choice = None
     session.defaults = AnswerDefaults(options=GenerationOptions(sampling=SamplingOptions(top_k=7)))
     session.__dict__["template"] = SimpleNamespace(stops=("\nUser:",), warning=None, source="")
-    session._encode_conversation = lambda messages, options: Prompt(
+    session._encode_conversation = lambda messages, options: EncodedPrompt(
         [ord(x) for message in messages for x in message["content"]], ()
     )
     return session

@@ -13,7 +13,7 @@ from localllm.engine.engine import Engine
 from localllm.engine.options import EngineOptions
 from localllm.errors import UnsupportedError
 from localllm.files.gguf.file import GGUFFile
-from localllm.quantizing.adapters import merge, write_adapter
+from localllm.quantizing.adapters import merge_adapters, write_adapter
 from tests.unit.convert.families.test_families import facts, shapes_of
 from tests.unit.convert.test_hyperparameters import write_gguf
 from tests.unit.convert.test_peft import RANK, read
@@ -95,7 +95,7 @@ def check_merged(tmp_path: Path, variant: str, adapters: list[tuple[DoraAdapter,
     for folder in folders:
         write_json(folder / "config.json", facts(variant)["config"])
     scales = [(str(folder), scale) for folder, (_, scale) in zip(folders, adapters, strict=True)]
-    source = merge(open_folder(tmp_path / "base"), scales)
+    source = merge_adapters(open_folder(tmp_path / "base"), scales)
     computed = {tensor.name: read(tensor) for tensor in source.tensors}
     assert computed.keys() == expected.keys()
     for name, numbers in expected.items():
@@ -119,11 +119,11 @@ def test_rows_are_merged_alike_in_any_portions(tmp_path):
     names = list_layer_matrices("gpt2", "c_attn")
     convert(tmp_path / "base", "gpt2", read_weights("gpt2"))
     folder = DoraAdapter("gpt2", names, is_transposed=True).write(tmp_path / "adapter")
-    source = merge(open_folder(tmp_path / "base"), [(str(folder), 1.0)])
+    source = merge_adapters(open_folder(tmp_path / "base"), [(str(folder), 1.0)])
     (tensor,) = (tensor for tensor in source.tensors if tensor.name == "blk.0.attn_qkv.weight")
-    whole, height = tensor.rows(0, tensor.shape[0]), tensor.shape[0]
+    whole, height = tensor.read_rows(0, tensor.shape[0]), tensor.shape[0]
     for size in (1, 7, 64):
-        portions = [tensor.rows(first, min(first + size, height)) for first in range(0, height, size)]
+        portions = [tensor.read_rows(first, min(first + size, height)) for first in range(0, height, size)]
         np.testing.assert_allclose(
             np.concatenate(portions).view(np.float32), whole.view(np.float32), rtol=1e-6, atol=1e-7
         )
@@ -134,7 +134,7 @@ def test_dora_of_a_zero_row_leaves_it_zero(tmp_path):
     (name,) = adapter.names
     weights[name][3] = adapter.matrices[name][1][3] = 0
     convert(tmp_path / "base", "llama", weights)
-    source = merge(open_folder(tmp_path / "base"), [(str(adapter.write(tmp_path / "adapter")), 1.0)])
+    source = merge_adapters(open_folder(tmp_path / "base"), [(str(adapter.write(tmp_path / "adapter")), 1.0)])
     (tensor,) = (tensor for tensor in source.tensors if tensor.name == "blk.0.ffn_down.weight")
     assert np.isfinite(read(tensor)).all() and not read(tensor)[3].any()
 

@@ -123,7 +123,7 @@ def test_experts_get_the_sums_of_their_own_rows(variant: str, tmp_path: Path):
     for backend in ("cpu", "reference"):
         observer = observe.ImatrixCollector()
         open_engine(model, context=90, kv_type="f32", backend=backend, observer=observer).forward(tokens, 0)
-        collected[backend] = observer.take(), observer.pop_counts()
+        collected[backend] = observer.pop_sums(), observer.pop_counts()
     (ours, counts), (theirs, expected) = collected["cpu"], collected["reference"]
     assert ours.keys() == theirs.keys() and counts.keys() == expected.keys()
     stacks = [name for name in ours if "_exps" in name]
@@ -179,7 +179,7 @@ def test_the_engine_collects_the_sums_of_the_reference(tiny):
         engine = open_engine(tiny, context=600, kv_type="f32", backend=backend, observer=observer)
         for logits in ("none", "all", "last"):  # two batches each
             engine.forward(tokens, 0, logits)
-    ours, theirs = observers["cpu"].take(), observers["reference"].take()
+    ours, theirs = observers["cpu"].pop_sums(), observers["reference"].pop_sums()
     assert len(ours) == 7 * LAYERS + 1
     assert ours.keys() == theirs.keys()
     for name, sums in ours.items():
@@ -187,14 +187,14 @@ def test_the_engine_collects_the_sums_of_the_reference(tiny):
         np.testing.assert_allclose(sums, theirs[name], rtol=1e-4)
     np.testing.assert_array_equal(ours["blk.0.attn_q.weight"], ours["blk.0.attn_v.weight"])
     for observer in observers.values():
-        assert all((sums == 0).all() for sums in observer.take().values()), "counts twice"
+        assert all((sums == 0).all() for sums in observer.pop_sums().values()), "counts twice"
     np.testing.assert_allclose(ours["output.weight"].sum(), 601 * WIDTH, rtol=1e-3)  # normed; 600 tokens and one
 
 
 def test_observing_does_not_change_the_logits(tiny):
     watched, plain = open_engine(tiny, observer=observe.ImatrixCollector()), open_engine(tiny)
     np.testing.assert_array_equal(watched.forward(range(200), 0), plain.forward(range(200), 0))
-    assert observe.ImatrixCollector().take() == {}
+    assert observe.ImatrixCollector().pop_sums() == {}
 
 
 def test_all_sequences_are_observed(tiny):
@@ -202,9 +202,9 @@ def test_all_sequences_are_observed(tiny):
     engine = open_engine(tiny, observer=observer)
     engine.forward(range(20), 0, "all")
     engine.sequence().append(range(20, 50), "all")
-    apart = observer.take()
+    apart = observer.pop_sums()
     engine.run([(engine.sequence(), range(20)), (engine.sequence(), range(20, 50))], "all", precise=True)
-    for name, sums in observer.take().items():
+    for name, sums in observer.pop_sums().items():
         np.testing.assert_allclose(sums, apart[name], rtol=1e-3)
 
 
@@ -213,7 +213,7 @@ def test_threads_do_not_change_the_sums(tiny):
     for threads in (1, 2, 3):
         observer = observe.ImatrixCollector()
         open_engine(tiny, threads=threads, observer=observer).forward(range(200), 0)
-        results.append(observer.take())
+        results.append(observer.pop_sums())
     for result in results[1:]:
         for name, sums in results[0].items():
             np.testing.assert_array_equal(result[name], sums)
@@ -307,7 +307,7 @@ def test_legacy_files_with_invalid_counts_or_lengths_are_refused(
     head = struct.pack("<ii", 1, 1) + b"a" + struct.pack("<ii", *entry)
     (tmp_path / "x").write_bytes(head + np.float32([2]).tobytes() + rest)
     if counts is None:
-        with pytest.raises(ModelError, match=f"^{re.escape(str(tmp_path / 'x'))}: not an importance matrix$"):
+        with pytest.raises(ModelError, match=f"^{re.escape(str(tmp_path / 'x'))}: not an importance matrix of llama"):
             read_imatrix(tmp_path / "x")
         return
     matrix = read_imatrix(tmp_path / "x")
@@ -373,7 +373,7 @@ def collected(path: str, chunks: np.ndarray) -> dict[str, np.ndarray]:
     engine = open_engine(path, backend="reference", observer=observer)
     for chunk in chunks:
         engine.forward(chunk, 0, "all")
-    return {name: sums / chunks.size for name, sums in observer.take().items()}
+    return {name: sums / chunks.size for name, sums in observer.pop_sums().items()}
 
 
 @pytest.mark.parametrize("output", [False, True])
@@ -394,7 +394,7 @@ def test_collected_squares_agree_with_the_reference(tmp_path, tiny, text, output
 def test_a_collector_without_chunks_has_no_result(tmp_path, tiny, text):
     with ImportanceCollector(tiny, [text], tmp_path / "out", size=32) as collector:
         assert collector.done == 0 and collector.total > 0
-        with pytest.raises(UsageError, match=r"^no chunk has been read yet$"):
+        with pytest.raises(UsageError, match=r"^no chunk has been processed yet"):
             collector.compute_matrix()
     assert not (tmp_path / "out.part").exists()
 
@@ -585,7 +585,7 @@ def test_ctrl_c_keeps_the_finished_chunks_for_the_next_run(cli, monkeypatch, tmp
         (2, ["TINY", "TEXT", "-o", "OUT", "--chunks", "0"], "1 or greater"),
         (2, ["TINY", "TEXT", "-o", "TINY"], "the output is also an input"),
         (2, ["TINY", "TEXT", "-o", "TEXT"], "the output is also an input"),
-        (2, ["TINY", "TEXT", "-o", "missing/x"], "no folder"),
+        (2, ["TINY", "TEXT", "-o", "missing/x"], "missing does not exist"),
         (2, ["TINY", "missing.txt", "-o", "OUT"], "missing.txt"),
         (3, ["missing.gguf", "TEXT", "-o", "OUT"], "missing.gguf"),
         (2, ["-o", "OUT", "--in-file", "missing"], "missing: cannot be read: No such file"),
@@ -642,7 +642,7 @@ def test_matrices_of_encoders_get_the_sums_of_the_reference(encoder: Path, cli, 
         runner = EmbeddingRunner(file, pooling, EngineOptions(context=24, backend="reference", observer=observer))
         for chunk in split_chunks(tokenizer.encode(TEXT, bos=True), 24, 4):
             runner.read([add_bos(chunk, tokenizer)])
-        expected |= observer.take()
+        expected |= observer.pop_sums()
     assert matrix.squares.keys() == expected.keys() and len(expected) >= 8 and matrix.chunks == 4
     quantized = {name for name, tensor in file.tensors.items() if is_quantized(name, tensor.shape)}
     assert {name for name in quantized - expected.keys() if get_role(name) != "embedding"} == set()
@@ -665,5 +665,5 @@ def test_a_model_with_encoder_and_decoder_is_refused(cli, tmp_path, text):
 
 def test_a_chunk_longer_than_an_encoders_context_is_refused(encoder: Path, cli, tmp_path, text):
     code, _, err = cli(encoder, text, "-o", tmp_path / "out", "-c", 10**6)
-    assert code == 2 and re.search(r"must be \d+ or below for this model", err)
+    assert code == 2 and re.search(r"must be at most \d+ for this model", err)
     assert imatrix.get_default_chunk_size(encoder) == min(512, load_architecture(GGUFFile.open(encoder))[1].context)

@@ -12,7 +12,7 @@ from localllm.engine.operations.attention import Attend
 from localllm.engine.operations.operation import StateOperation
 from localllm.errors import UnsupportedError
 from localllm.files.gguf.file import Tensor
-from localllm.files.gguf.tensor_source import GGUFSource
+from localllm.files.gguf.tensor_source import GGUFModelSource
 from localllm.quant.formats import BY_NAME
 from localllm.quantizing import calibrate
 from localllm.quantizing import original_weights as originals
@@ -36,7 +36,7 @@ class Numbered:
     def release_rows(self, first: int, end: int) -> None:
         self.forgotten.append((first, end))
 
-    def rows(self, first: int, end: int) -> np.ndarray:
+    def read_rows(self, first: int, end: int) -> np.ndarray:
         return self.data[first:end]
 
 
@@ -77,9 +77,9 @@ def test_rows_of_a_matrix_or_of_one_in_a_stack_are_read_and_released():
     matrix, stack = Numbered("m", 9, 4), Numbered("s", 3, 5, 4)
     matrices = as_they_are(matrix, stack)
     met = matrices.resolve(weight("m", 4, 4, first_row=3), None)
-    assert met.shape == (4, 4) and numbers(met.of(0, 1, 3)) == [4, 5] and matrix.forgotten == [(4, 6)]
+    assert met.shape == (4, 4) and numbers(met.read_range(0, 1, 3)) == [4, 5] and matrix.forgotten == [(4, 6)]
     met = matrices.resolve(weight("s", 3, 2, 4, first_row=3), None)
-    assert met.shape == (3, 2, 4) and numbers(met.of(2, 0, 2)) == [13, 14] and stack.forgotten == [(13, 15)]
+    assert met.shape == (3, 2, 4) and numbers(met.read_range(2, 0, 2)) == [13, 14] and stack.forgotten == [(13, 15)]
     with pytest.raises(UnsupportedError, match=r"^tensor m: experts in separate tensors cannot be calibrated$"):
         matrices.resolve(weight("m", 2, 9, 4), None)
 
@@ -165,18 +165,21 @@ def test_a_matrix_is_encoded_once_with_its_inputs(done: Any):
         done, job_of(Numbered("a", 3, 32)), job_of(Numbered("s", 2, 3, 32)), job_of(Numbered("f", 3, 32), "F16")
     )
     met = matrices.resolve(weight("a", 3, 32), met_by(7, 8))
-    assert numbers(met.of(0, 1, 3)) == [101, 102] and heard == [([[7] * 2, [8] * 2], 32, 3, False, "Q4_0", 3)]
+    assert numbers(met.read_range(0, 1, 3)) == [101, 102] and heard == [([[7] * 2, [8] * 2], 32, 3, False, "Q4_0", 3)]
     matrices.resolve(weight("a", 3, 32), met_by(7, 8))
     met = matrices.resolve(weight("s", 2, 3, 32), met_by(4))
-    assert numbers(met.of(1, 0, 2)) == [103, 104] and [given[0] for given in heard[1:]] == [[[4] * 2], [[5] * 2]]
-    assert numbers(matrices.resolve(weight("f", 3, 32), met_by(1)).of(0, 0, 2)) == [0, 1], "as it is"
+    assert numbers(met.read_range(1, 0, 2)) == [103, 104] and [given[0] for given in heard[1:]] == [
+        [[4] * 2],
+        [[5] * 2],
+    ]
+    assert numbers(matrices.resolve(weight("f", 3, 32), met_by(1)).read_range(0, 0, 2)) == [0, 1], "as it is"
     assert matrices.told == [(96, "a"), (96 + 192, "s")]
 
 
 def test_a_matrix_that_was_encoded_before_is_read(done: Any):
     done["a"] = np.full((3, 32), 9)
     matrices = meeting(done, job_of(Numbered("a", 3, 32)))
-    assert numbers(matrices.resolve(weight("a", 3, 32), met_by(7)).of(0, 0, 2)) == [9, 9]
+    assert numbers(matrices.resolve(weight("a", 3, 32), met_by(7)).read_range(0, 0, 2)) == [9, 9]
     assert heard == [] and matrices.told == [(96, "a")]
 
 
@@ -223,7 +226,7 @@ def test_a_checkpoint_is_opened_as_a_file_with_values_of_vectors_only():
 
 
 def test_a_folded_source_is_opened_as_its_file_with_other_vectors():
-    inner: Any = GGUFSource.__new__(GGUFSource)
+    inner: Any = GGUFModelSource.__new__(GGUFModelSource)
     inner.file = SimpleNamespace(tensors={"v": "old", "m": "matrix"})
     assert view_as_gguf(inner) is inner.file
     vector, matrix = Numbered("v", 4), Numbered("m", 3, 32)

@@ -49,11 +49,11 @@ def test_arguments_may_have_the_order_of_llama_quantize(arguments: list[str], mo
         (["Q8_0", "--tensor-type", "ffn"], "expected REGEX=FORMAT"),
         (["Q8_0", "--tensor-type", "(=Q8_0"], "--tensor-type (=Q8_0:"),
         (["Q8_0", "--output-tensor-type", "Q4_K_M"], "Q4_K_M is a type of whole files, not a tensor format"),
-        (["Q8_0", "--output-tensor-type", "Q4_Z"], "Q4_Z is not a tensor format"),
+        (["Q8_0", "--output-tensor-type", "Q4_Z"], "Q4_Z must be a tensor format"),
         (["Q8_0", "--override-kv", "a"], "expected KEY=TYPE:VALUE"),
         (["Q8_0", "-t", "0"], "-t must be from 1 to 1024"),
         (["Q8_0", "--include-weights", "a"], "need --imatrix"),
-        (["/nowhere/x.gguf", "Q8_0"], "there is no folder /nowhere"),
+        (["/nowhere/x.gguf", "Q8_0"], "the folder /nowhere does not exist; create it first"),
     ],
 )
 def test_invalid_quantize_arguments_are_refused_in_one_line(arguments: list[str], problem: str, model: Path, command):
@@ -111,8 +111,8 @@ def test_releasing_rows_releases_their_pages_in_the_file(tmp_path: Path, monkeyp
     tensor, data = GGUFTensor(file.tensors["blk.1.ffn_gate_exps.weight"]), (tmp_path / "m.gguf").read_bytes()
     tensor.release_rows(3, 5)
     ((mapped, begin, end),) = released
-    assert data[begin:end] == tensor.rows(3, 5).tobytes() == mapped[begin:end] and end - begin == 2 * 1024
-    assert tensor.rows(3, 5).shape == (2, 1024)
+    assert data[begin:end] == tensor.read_rows(3, 5).tobytes() == mapped[begin:end] and end - begin == 2 * 1024
+    assert tensor.read_rows(3, 5).shape == (2, 1024)
     GGUFTensor(replace(file.tensors["output.weight"], data=np.zeros((40, 1024), np.uint8))).release_rows(0, 40)
     assert len(released) == 1
 
@@ -120,7 +120,7 @@ def test_releasing_rows_releases_their_pages_in_the_file(tmp_path: Path, monkeyp
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_the_first_infinite_weight_is_named_by_row_and_column(bad: float):
     weights = np.zeros((3, 4), np.float32)
-    tensor = SimpleNamespace(name="w", format=BY_NAME["F32"], shape=(9, 4), rows=lambda first, last: (first, last))
+    tensor = SimpleNamespace(name="w", format=BY_NAME["F32"], shape=(9, 4), read_rows=lambda first, last: (first, last))
     widener = SimpleNamespace(
         dequantize=lambda format, rows, columns: weights if (rows, columns) == ((5, 8), 4) else None
     )

@@ -63,7 +63,7 @@ def test_commas_within_an_expression_are_kept():
     assert split_patterns(r"blk\.[0-9]{1,2}\.attn_v=q8_0") == [r"blk\.[0-9]{1,2}\.attn_v=q8_0"]
     assert [format for _, format in parse_patterns(["a=q8_0,b=F16", "c=q4_0"])] == ["Q8_0", "F16", "Q4_0"]
     for text in ("a=q8_0,b", "a=q8_0,b=zz"):
-        with pytest.raises(UsageError, match="is not a tensor format"):
+        with pytest.raises(UsageError, match="must be a tensor format"):
             parse_patterns([text])
 
 
@@ -220,10 +220,10 @@ def test_pruning_layers_renumbers_the_others(model: Path, cli):
         assert np.array_equal(tensor.data, before.tensors[name.replace("blk.0.", "blk.1.")].data)
     assert cli("run", out, "-p", "Hi", "-n", "1")[0] == 0
     for words, message in (
-        ("2", "no layer 2"),
-        ("0,1", "no layer is left"),
-        ("x", "expected layer numbers"),
-        ("", "expected"),
+        ("2", "layer 2 does not exist"),
+        ("0,1", "at least one layer must remain"),
+        ("x", "must be layer indices"),
+        ("", "must be layer indices"),
     ):
         code, _, err = cli("quantize", model, out, "COPY", "--prune-layers", words)
         assert code == 2 and message in err and err.count("\n") == 1

@@ -161,7 +161,7 @@ def test_calibrated_files_of_several_types_have_the_bytes_of_single_runs(model: 
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (["--types", "Q8_0,Q9"], "Q9 is not a type"), (["--types", ","], "expected types"),
+    (["--types", "Q8_0,Q9"], "Q9 must be a type"), (["--types", ","], "expected types"),
     (["--types", "Q8_0", "--ladder"], "either"), (["Q8_0", "--json"], "need --types"),
     (["--types", "Q8_0", "--json", "--md"], "either"), (["--types", "Q8_0", "--calibrate", "--size", "1M"], "one TYPE"),
     (["out.gguf", "--types", "Q8_0,Q4_0"], "expected a folder"), (["Q8_0", "--types", "Q4_0"], "either TYPE"),

@@ -69,7 +69,7 @@ def test_folds_cover_rows_of_fused_matrices_and_grouped_heads(shared: Path):
     by_made = {fold.divided[0][0]: fold for fold in found_in(shared / "goldens/arch/falcon.gguf")}
     values = by_made["blk.0.attn_qkv.weight"]
     assert (values.width, values.divided[0][1], values.heads, values.times) == (32, 160, 1, 4)
-    np.testing.assert_array_equal(ScaleFold(4, (), (), 2, 3).read(np.arange(4)), [0, 1] * 3 + [2, 3] * 3)
+    np.testing.assert_array_equal(ScaleFold(4, (), (), 2, 3).expand(np.arange(4)), [0, 1] * 3 + [2, 3] * 3)
     np.testing.assert_array_equal(ScaleFold(4, (), (), 2, 3).average(np.array([0, 1] * 3 + [2, 3] * 3)), np.arange(4))
 
 
@@ -151,7 +151,7 @@ def test_a_folded_source_scales_rows_and_columns():
     shapes = {"norm": (4,), "up": (6, 4), "stack": (2, 6, 4), "free": (2, 4)}
     tensors: dict[str, Any] = {name: job_of(name, *shape).tensor for name, shape in shapes.items()}
     for each in tensors.values():
-        each.rows = lambda first, last, data=each.data: data[first:last]
+        each.read_rows = lambda first, last, data=each.data: data[first:last]
     inner: Any = SimpleNamespace(
         tensors=[*tensors.values()], path="in.gguf", files=["in.gguf"], parts=[], ignored=(), warnings=["w"],
         metadata={"a": 1}, packed={},
@@ -161,13 +161,15 @@ def test_a_folded_source_scales_rows_and_columns():
     scales = [(ScaleFold(4, (("norm", 0),), ("up",)), first), (ScaleFold(3, (("up", 1), ("stack", 3)), ()), second)]
     source = FoldedSource(inner, scales, widener)
     folded = {tensor.name: tensor for tensor in source.tensors}
-    rows = {name: folded[name].rows(0, len(tensors[name].data)).view(np.float32) for name in ("norm", "up", "stack")}
+    rows = {
+        name: folded[name].read_rows(0, len(tensors[name].data)).view(np.float32) for name in ("norm", "up", "stack")
+    }
     np.testing.assert_array_equal(rows["norm"], tensors["norm"].data / first)
     divided = np.array([1, 2, 4, 8, 1, 1], np.float32)[:, None]
     np.testing.assert_array_equal(rows["up"], tensors["up"].data * first / divided)
     behind = np.tile(np.array([1, 1, 1, 2, 4, 8], np.float32), 2)[:, None]
     np.testing.assert_array_equal(rows["stack"], tensors["stack"].data / behind)
-    np.testing.assert_array_equal(folded["stack"].rows(7, 11).view(np.float32), rows["stack"][7:11])
+    np.testing.assert_array_equal(folded["stack"].read_rows(7, 11).view(np.float32), rows["stack"][7:11])
     assert folded["free"] is tensors["free"] and {name for name in folded if folded[name].format.name == "F32"} == {
         *folded
     }

@@ -90,7 +90,7 @@ def test_existing_files_are_kept_by_split_and_merge(model: Path, cli):
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (["--split-max-size", "0"], "expected a size"), (["--split-max-size", "45X"], "expected a size"),
+    (["--split-max-size", "0"], "must be a size"), (["--split-max-size", "45X"], "must be a size"),
     (["--split-max-tensors", "0"], "1 or greater"), (["--split-max-size", "1G", "--split-max-tensors", "3"], "either"),
 ])  # fmt: skip
 def test_invalid_split_limits_are_refused(model: Path, cli, words: list[str], message: str):

@@ -27,7 +27,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Any:
     def begin(source: Any, parallel: int | None, *, live: bool, memory: int | None) -> Any:
         assert (parallel, live, memory) == (4, True, 99)
         batch = SimpleNamespace(waiting=[1], running=[1, 2], dropped=[], closed=0)
-        batch.drop = batch.dropped.append
+        batch.cancel = batch.dropped.append
         batch.close = lambda: setattr(batch, "closed", batch.closed + 1)
         batches.append(batch)
         return batch

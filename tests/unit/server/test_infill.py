@@ -35,7 +35,7 @@ def served(fim_path: str, tiny: str):
 def answer_of(path: str, gap: Infill, count: int = 6) -> tuple[list[int], str]:
     """Return the prompt's token ids and the text of a greedy answer."""
     with localllm.open(path, threads=2) as model:
-        ids = gap.fit(model.tokenizer, model.context, count)
+        ids = gap.encode_to_fit(model.tokenizer, model.context, count)
         return ids, "".join(model.generate(ids, count, temperature=0))
 
 

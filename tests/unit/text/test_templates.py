@@ -345,12 +345,13 @@ def test_importing_the_tokenizer_does_not_import_jinja():
 
 
 @pytest.mark.parametrize(("messages", "problem"), [
-    ("Hi", "messages must be a list of messages, not str"), (USER, "messages must be a list of messages, not dict"),
-    (b"", "messages must be a list of messages, not bytes"),
+    ("Hi", "messages must be a list of messages (found str)"),
+    (USER, "messages must be a list of messages (found dict)"),
+    (b"", "messages must be a list of messages (found bytes)"),
     ([{"content": "Hi"}], "a message must be {\"role\": ..., \"content\": ...}, not {'content': 'Hi'}"),
     ([USER, 5], 'a message must be {"role": ..., "content": ...}, not 5'),
-    ([{"role": "user", "content": 0}], "the content of a message must be a string, not int"),
-    ([{"role": "assistant", "content": 5}], "the content of a message must be a string, not int"),
+    ([{"role": "user", "content": 0}], "the content of a message must be a string (found int)"),
+    ([{"role": "assistant", "content": 5}], "the content of a message must be a string (found int)"),
     ([{"role": "user", "content": [5]}], 'a content part must be {"type": "text", "text": ...}, not 5'),
     ([{"role": "user", "content": [{"type": "x" * 41}]}],
      f"a content part must be of type text, not '{'x' * 40}'"),

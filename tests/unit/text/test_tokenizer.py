@@ -28,7 +28,7 @@ from localllm.text.pretokenize import NFC_PRETOKENIZERS, PRETOKENIZERS, make_spl
 from localllm.text.special_tokens import SpecialTokenSplitter
 from localllm.text.subwords import build_word_boundary, merge_in_windows, merge_symbols
 from localllm.text.tokenizer import Tokenizer
-from localllm.text.unigram import PlamoTokenizer, round_half_up
+from localllm.text.unigram import PlamoTokenizer, round_half_away_from_zero
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 VOCABULARIES = ["deepseek-llm", "gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2", "starcoder"]
@@ -706,7 +706,7 @@ def test_plamo_splits_with_the_best_score():
     for word, ends in (("ababcx", [2, 2, 5, 4, -5, -6]), ("xa", [-1, 2]), ("aab", [1, 3, 3]), ("", [])):
         assert plamo._find_best_ends(word) == ends
     halves = {0.4: 0, 0.5: 1, 1.5: 2, 1.49: 1, -0.4: 0, -0.5: -1, -1.5: -2, 2.0: 2, -2.0: -2, 0.0: 0}
-    assert {x: round_half_up(x) for x in halves} == halves
+    assert {x: round_half_away_from_zero(x) for x in halves} == halves
 
 
 def test_long_words_are_merged_in_windows(monkeypatch):

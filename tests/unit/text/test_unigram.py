@@ -20,7 +20,7 @@ from tokenizers import models
 
 from localllm.errors import ModelError
 from localllm.text.tokenizer import Tokenizer
-from localllm.text.unigram import Charsmap
+from localllm.text.unigram import CharsmapNormalizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 GIVEN = json.loads((GOLDENS / "unigram.json").read_text())
@@ -107,8 +107,8 @@ def double_array(offset: int, leaf: bool, text: bytes = b"x\0", byte: int = ord(
 
 
 def test_a_character_map_replaces_a_character():
-    assert Charsmap(double_array(0, True))("banana") == "bxnxnx"
-    assert Charsmap(b"")("a") == "a"
+    assert CharsmapNormalizer(double_array(0, True))("banana") == "bxnxnx"
+    assert CharsmapNormalizer(b"")("a") == "a"
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_character_maps_of_other_types_are_refused(value):
 def test_random_character_maps_do_no_harm(nodes: list[int], text: str):
     data = struct.pack(f"<I{len(nodes)}I", 4 * len(nodes), *nodes) + b"x\0y\0"
     try:
-        assert isinstance(Charsmap(data)(text), str)
+        assert isinstance(CharsmapNormalizer(data)(text), str)
     except ModelError as error:
         assert "refers to bytes beyond its end" in str(error)
 

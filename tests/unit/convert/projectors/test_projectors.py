@@ -326,7 +326,9 @@ def test_picture_and_patch_sizes_must_fit(side: int, patch: int, fits: bool):
     if fits:
         assert read_encoder_sizes(seeing).patches == (side // patch) ** 2
     else:
-        with pytest.raises(ModelError, match="vision_config: inconsistent sizes"):
+        with pytest.raises(
+            ModelError, match="vision_config: hidden_size must be divisible by num_attention_heads, and image_size be"
+        ):
             read_encoder_sizes(seeing)
 
 
@@ -430,24 +432,24 @@ def vision(name: str, **changes: Any) -> dict[str, Any]:
 
 
 OTHER_REFUSALS: list[tuple[str, str, dict[str, Any]]] = [
-    ("model_type siglip_vision_model is not", "llava", vision("llava", model_type="siglip_vision_model")),
-    ("hidden_act gelu is not", "llava", vision("llava", hidden_act="gelu")),
+    ("model_type must be", "llava", vision("llava", model_type="siglip_vision_model")),
+    ("hidden_act must be", "llava", vision("llava", hidden_act="gelu")),
     ("vision_feature_layer must be one layer", "llava", {"vision_feature_layer": [-2, -3]}),
     ("vision_feature_layer must be one layer", "llava", {"vision_feature_layer": 4}),
     ("vision_feature_layer must be one layer", "llava", {"vision_feature_layer": 0}),
-    ("select_strategy full is not", "llava", {"vision_feature_select_strategy": "full"}),
+    ("select_strategy must be", "llava", {"vision_feature_select_strategy": "full"}),
     ("image_grid_pinpoints", "llava16", {"image_grid_pinpoints": [[56, 57]]}),
     ("image_grid_pinpoints", "llava16", {"image_grid_pinpoints": []}),
     ("image_grid_pinpoints", "llava16", {"image_grid_pinpoints": [[56, 112, 56]]}),
-    ("hidden_act gelu is not", "pixtral", vision("pixtral", hidden_act=None)),
-    ("rope_theta 500.0 is not", "pixtral", vision("pixtral", rope_theta=500.0)),
-    ("rope_theta 500.0 is not", "mistral3", vision("mistral3", rope_parameters={"rope_theta": 500.0})),
-    ("rms_norm_eps 1e-06 is not", "mistral3", {"rms_norm_eps": 1e-6}),
+    ("hidden_act must be", "pixtral", vision("pixtral", hidden_act=None)),
+    ("rope_theta must be", "pixtral", vision("pixtral", rope_theta=500.0)),
+    ("rope_theta must be", "mistral3", vision("mistral3", rope_parameters={"rope_theta": 500.0})),
+    ("rms_norm_eps must be", "mistral3", {"rms_norm_eps": 1e-6}),
     ("linear_1.bias is not part of", "mistral3", {"multimodal_projector_bias": False}),
     ("the same for both sides", "internvl", vision("internvl", image_size=[56, 70])),
     ("the merge size 3", "internvl", {"downsample_ratio": 0.33}),
     ("use_qk_norm", "internvl", vision("internvl", use_qk_norm=True)),
-    ("norm_type rms_norm is not", "internvl", vision("internvl", norm_type="rms_norm")),
+    ("norm_type must be", "internvl", vision("internvl", norm_type="rms_norm")),
     ("temporal_patch_size", "qwen25vl", vision("qwen25vl", temporal_patch_size=3)),
     ("spatial_merge_size", "qwen25vl", vision("qwen25vl", spatial_merge_size=3)),
     (
@@ -495,7 +497,7 @@ def test_config_values_that_readers_do_not_know_are_named(tmp_path, name):
     for changes in (*(vision(name, **{key: "odd"}) for key in inner), *({key: "odd"} for key in outer)):
         write_json(folder / "config.json", config | changes)
         (key,) = [key for key, value in {**changes, **changes.get("vision_config", {})}.items() if value == "odd"]
-        assert f"{key} odd is not supported" in refused(folder), key
+        assert f"{key} must be" in refused(folder), key
 
 
 @pytest.mark.parametrize("token", [{}, {"9": {"content": "[IMG_BREAK]"}}, {"x": 1}, [1]])

@@ -205,7 +205,7 @@ def test_targets_for_this_cpu_have_its_tiles_and_batch_size():
     assert CpuTarget(1, False, VERBS).keeps_cache and CpuTarget(1, False, VERBS).tokens == BATCH
     rounded = [next(n for n in range(9, 99) if n % at_once == 0) for at_once in TOKENS_AT_ONCE]
     assert other.buffer_rows == other.wanted_rows == max(rounded)
-    assert other.layout_of(weight("Q4_K", 2, 3, 512)) == ("Q4_K", 288)
+    assert other.get_layout(weight("Q4_K", 2, 3, 512)) == ("Q4_K", 288)
 
 
 def test_matrices_are_divided_by_their_bytes_into_at_most_eight_parts_a_thread():

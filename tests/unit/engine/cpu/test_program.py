@@ -248,7 +248,7 @@ def test_worker_groups_share_a_job_and_end_their_threads_once(monkeypatch):
     assert prepared == [
         ((address + 8 * JOB.run_mutex, address + 8 * JOB.sleep_mutex), address + 8 * JOB.wake_condition)
     ]
-    team.choose(2, 5)
+    team.select_steps(2, 5)
     assert job[[JOB.tape, JOB.steps]].tolist() == [tape.ctypes.data + 2 * 5 * 8, 3]
     team.start(3)
     for thread in team.threads:
@@ -258,11 +258,11 @@ def test_worker_groups_share_a_job_and_end_their_threads_once(monkeypatch):
     called.clear()
     team.threads = [SimpleNamespace(join=lambda: called.append("join"))] * 2
     team.process += 1
-    team.end()
+    team.stop()
     team.join()
     assert called == []
     team.process -= 1
-    team.end()
+    team.stop()
     team.join()
     assert called == [(1, address, 1, 0, 0), "join", "join"]
 
@@ -287,10 +287,10 @@ def test_threads_run_all_steps_or_a_range_of_them(monkeypatch):
         def start(self, count):
             done.append(count)
 
-        def choose(self, *steps):
+        def select_steps(self, *steps):
             done.append(steps)
 
-        def end(self):
+        def stop(self):
             done.append("end")
 
         def join(self):

@@ -287,7 +287,7 @@ def test_layers_with_adapters_leave_room_for_fewer(monkeypatch):
     file, free = small(), []
     adapter = random_adapter(file, ["blk.0.attn_q.weight", "output.weight"], 8)
     states = [PagedState(layer, 1, 16, 16) for layer in range(2)]
-    card = SimpleNamespace(name="one", free_bytes=lambda: free[0], close=lambda: None)
+    card = SimpleNamespace(name="one", get_free_bytes=lambda: free[0], close=lambda: None)
     monkeypatch.setattr(devices, "open_card", lambda number: card)
     sizes = compute_sizes(file.tensors, states, 2, 64, KVType(), 0)
     changed = add_adapters(sizes, [adapter])
@@ -378,4 +378,4 @@ def test_cuda_targets_choose_sizes_by_the_cards_capability(capability, depth):
     assert target.parts(99, 7) == 7
     assert target.build_scratch_arguments(99) == {"scratch": 0, "scratch_bytes": 0}
     tensor = Tensor("w", BY_NAME["IQ2_S"], (2, 256), np.zeros(0, np.uint8))
-    assert (target.matrix(Weight(tensor)), target.layout_of(Weight(tensor))) == (77, ("F16", 512))
+    assert (target.matrix(Weight(tensor)), target.get_layout(Weight(tensor))) == (77, ("F16", 512))

@@ -241,7 +241,8 @@ def failing(error: Exception):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda n, m: m.setattr(cuda_device, "has_driver", lambda: False), "no NVIDIA driver found"),
+        (lambda n, m: m.setattr(cuda_device, "has_driver", lambda: False),
+         "no NVIDIA driver found: install it, or use --device cpu"),
         (lambda n, m: m.setitem(sys.modules, "nvmath.bindings", None),
          "no nvmath.bindings: pip install 'localllm[cuda]'"),
         (lambda n, m: setattr(n.driver, "cuDeviceGetCount", lambda: (0, 0)), "GPU 0 does not exist; found 0"),
@@ -250,7 +251,7 @@ def failing(error: Exception):
         (lambda n, m: setattr(n.driver, "cuInit", lambda flags: (SimpleNamespace(name="TOO_OLD"),)),
          "GPU 0 cannot be used: the GPU failed: TOO_OLD"),
         (lambda n, m: setattr(n.driver, "cuDeviceGetCount", lambda: (2,)),
-         "GPU 0 cannot be used: not enough GPU memory"),
+         "GPU 0 cannot be used: not enough GPU memory: use fewer --gpu-layers, or a shorter context"),
         (lambda n, m: setattr(n.core, "Device", failing(BrokenError("a\n b"))), "GPU 0 cannot be used: a b"),
         (lambda n, m: setattr(n.device, "set_current", failing(BrokenError())),
          "GPU 0 cannot be used: BrokenError"),
@@ -267,15 +268,15 @@ def test_driver_results_are_unpacked_or_raised(card: CudaGpu):
     driver = card._driver
     assert cuda_device.check_call(driver, (0,)) is None
     assert cuda_device.check_call(driver, (0, 5, 6)) == 5
-    with pytest.raises(MemoryLimitError, match=r"^not enough GPU memory$"):
+    with pytest.raises(MemoryLimitError, match=r"^not enough GPU memory: use fewer --gpu-layers"):
         cuda_device.check_call(driver, (2, 5))
     with pytest.raises(LocalllmError, match=r"^the GPU failed: LOST$"):
         cuda_device.check_call(driver, (SimpleNamespace(name="LOST"), 5))
     driver.cuMemGetInfo = lambda: (0, 5, 6)
-    assert card.free_bytes() == 5
+    assert card.get_free_bytes() == 5
     driver.cuMemGetInfo = lambda: (SimpleNamespace(name="LOST"), 5, 6)
     with pytest.raises(LocalllmError, match="LOST"):
-        card.free_bytes()
+        card.get_free_bytes()
 
 
 def test_chunks_are_converted_where_they_arrive(card: CudaGpu, heard: Heard, monkeypatch):

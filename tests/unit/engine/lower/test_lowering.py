@@ -54,7 +54,7 @@ def expert_linear(steps: StepBuilder, operation: ExpertLinear, target: object) -
 TARGET = SimpleNamespace(
     tokens=7, buffer_rows=8, wanted_rows=3, expert_rows=2, threads=2,
     verbs={"attend": attend, "select_keys": choose, "select_key_blocks": choose, "expert_linear": expert_linear},
-    matrix=lambda weight: f"matrix {weight.name}", layout_of=lambda weight: ("KIND", 99),
+    matrix=lambda weight: f"matrix {weight.name}", get_layout=lambda weight: ("KIND", 99),
     build_scratch_arguments=lambda size: {"scratch": size}, divide_rows=lambda rows, count: (f"by {rows} rows", count),
     parts=lambda wanted, rows: f"by {wanted} of {rows} rows",
 )  # fmt: skip

@@ -358,11 +358,24 @@ def test_verbs_are_recorded_with_their_arguments(case):
 
 
 FIT = "the model's tensors do not fit together: "
+INDEXER = "layer 5: indexer queries and keys do not fit"
+SMALL = "must have values of at least 0.001 (found 0.0)"
+
+
+def misfit(name: str, columns: int, found: int) -> str:
+    return f"{name} must have {columns} columns (found {found})"
+
+
+def unlike(problem: str, first: int, second: int) -> str:
+    return f"{problem} (found {first} and {second} columns)"
+
+
 REFUSED = [
-    (lambda r: r.embed(w(8, 5), ALL), "tensor w has 8 rows for 9 tokens"),
+    (lambda r: r.embed(w(8, 5), ALL), "tensor w must have 9 rows, one per token (found 8)"),
     (lambda r: r.embed(w(9), ALL), "tensor w must be a matrix (found the shape [9])"),
-    (lambda r: r.replace_ids(ALL, np.arange(8)), "the table has 8 ids, the vocabulary 9 tokens"),
-    (lambda r: r.embed_positions(w(63, 8), ALL), "the model has only 63 positions, too few for a context of 64"),
+    (lambda r: r.replace_ids(ALL, np.arange(8)), "the table must have 9 ids, one per token (found 8)"),
+    (lambda r: r.embed_positions(w(63, 8), ALL),
+     "the context must be at most 63, the positions of the model (found 64)"),
     (lambda r: r.embed_positions(w(64, 9), ALL), "tensor w must have 8 columns (found 9)"),
     (lambda r: r.slice_columns(x(12), -1, 2), f"{FIT}columns -1 to 2 of 12"),
     (lambda r: r.slice_columns(x(12), 2, 2), f"{FIT}columns 2 to 2 of 12"),
@@ -372,9 +385,10 @@ REFUSED = [
     (lambda r: r.concat_heads(x(5), x(6), 2), f"{FIT}5, 6 columns, 2 heads"),
     (lambda r: r.concat_heads(x(4), x(5), 2), f"{FIT}4, 5 columns, 2 heads"),
     (lambda r: r.concat_heads(x(5), x(4), 2, True), f"{FIT}5, 4 columns, 2 heads"),
-    (lambda r: r.head_linear(x(7), w(2, 3, 4)), "tensor w does not fit 7 columns, or has a bias or a scale"),
-    (lambda r: r.head_linear(x(8), w(2, 3, 4, bias=6)), "tensor w does not fit 8 columns, or has a bias or a scale"),
-    (lambda r: r.head_linear(x(8), w(2, 3, 4, scale=1)), "tensor w does not fit 8 columns, or has a bias or a scale"),
+    (lambda r: r.head_linear(x(7), w(2, 3, 4)), "tensor w must fit 7 columns, and have neither bias nor scale"),
+    (lambda r: r.head_linear(x(8), w(2, 3, 4, bias=6)), "tensor w must fit 8 columns, and have neither bias nor scale"),
+    (lambda r: r.head_linear(x(8), w(2, 3, 4, scale=1)),
+     "tensor w must fit 8 columns, and have neither bias nor scale"),
     (lambda r: r.rms_norm(x(4), w(4), 0.5, 3), "4 columns cannot be divided into groups of 3"),
     (lambda r: r.rms_norm(x(4), w(3), 0.5), "tensor w must have 4 weights (found 3)"),
     (lambda r: r.rms_norm(x(4), w(3), 0.5, 2), "tensor w must have 2 weights (found 3)"),
@@ -388,10 +402,9 @@ REFUSED = [
     (lambda r: r.scale(x(3), w(2)), "tensor w must have one element (found the shape [2])"),
     (lambda r: r.rope(x(6), ROPE, ALL), "6 columns cannot be divided into heads of 4"),
     (lambda r: r.rope(x(8), ROPE, ALL, w(4)), "tensor w must have 2 weights (found 4)"),
-    (lambda r: r.rope(x(8), ROPE, ALL, w(2, first=0)), "tensor w must have positive values (found 0.0)"),
-    (lambda r: r.select_by_context(w(2), w(2, first=0, name="l"), 64),
-     "tensor l must have positive values (found 0.0)"),
-    (lambda r: r.select_by_context(w(2, first=0), w(2, name="l"), 1), "tensor w must have positive values (found 0.0)"),
+    (lambda r: r.rope(x(8), ROPE, ALL, w(2, first=0)), f"tensor w {SMALL}"),
+    (lambda r: r.select_by_context(w(2), w(2, first=0, name="l"), 64), f"tensor l {SMALL}"),
+    (lambda r: r.select_by_context(w(2, first=0), w(2, name="l"), 1), f"tensor w {SMALL}"),
     (lambda r: r.attend(x(15), x(8), x(6), PAGED, AttentionScores(4, 1.0)),
     "layer 3: q must have 16 columns (found 15)"),
     (lambda r: r.attend(x(16), x(6), x(6), PAGED, AttentionScores(4, 1.0)), "layer 3: k must have 8 columns (found 6)"),
@@ -399,20 +412,20 @@ REFUSED = [
     (lambda r: r.attend(x(16), x(8), x(6), PAGED, AttentionScores(4, 1.0, sinks=w(2))),
      "tensor w must have 4 weights (found 2)"),
     (lambda r: r.attend(x(16), x(8), x(6), PAGED, AttentionScores(4, 1.0, biases=BIASES[:3])),
-     "layer 3: biases of the shape (3, 3) for 4 heads"),
+     "layer 3: biases must have 4 heads and an odd width (found (3, 3))"),
     (lambda r: r.attend(x(16), x(8), x(6), PAGED, AttentionScores(4, 1.0, biases=BIASES[:, :2])),
-     "layer 3: biases of the shape (4, 2) for 4 heads"),
-    (lambda r: r.write_kv(x(7), x(6), PAGED), "layer 3: keys and values of 7 and 6 columns"),
-    (lambda r: r.write_kv(x(8), x(7), PAGED), "layer 3: keys and values of 8 and 7 columns"),
-    (lambda r: r.select_keys(x(13), x(4), None, LATENT, 5), "layer 5: indexer queries of 13 columns, keys of 4"),
-    (lambda r: r.select_keys(x(12), x(5), None, LATENT, 5), "layer 5: indexer queries of 12 columns, keys of 5"),
-    (lambda r: r.select_keys(x(12), x(4), x(4), LATENT, 5), "layer 5: indexer queries of 12 columns, keys of 4"),
-    (lambda r: r.select_key_blocks(x(13), x(4), LATENT, 5, 2, 1), "layer 5: indexer queries of 13 columns, keys of 4"),
-    (lambda r: r.select_key_blocks(x(12), x(5), LATENT, 5, 2, 1), "layer 5: indexer queries of 12 columns, keys of 5"),
-    (lambda r: r.route(x(3), ROUTING), "a router with 3 columns for 4 experts"),
+     "layer 3: biases must have 4 heads and an odd width (found (4, 2))"),
+    (lambda r: r.write_kv(x(7), x(6), PAGED), unlike("layer 3: keys and values do not fit the layer", 7, 6)),
+    (lambda r: r.write_kv(x(8), x(7), PAGED), unlike("layer 3: keys and values do not fit the layer", 8, 7)),
+    (lambda r: r.select_keys(x(13), x(4), None, LATENT, 5), unlike(INDEXER, 13, 4)),
+    (lambda r: r.select_keys(x(12), x(5), None, LATENT, 5), unlike(INDEXER, 12, 5)),
+    (lambda r: r.select_keys(x(12), x(4), x(4), LATENT, 5), unlike(INDEXER, 12, 4)),
+    (lambda r: r.select_key_blocks(x(13), x(4), LATENT, 5, 2, 1), unlike(INDEXER, 13, 4)),
+    (lambda r: r.select_key_blocks(x(12), x(5), LATENT, 5, 2, 1), unlike(INDEXER, 12, 5)),
+    (lambda r: r.route(x(3), ROUTING), "the router must have 4 columns, one per expert (found 3)"),
     (lambda r: r.route(x(4), ROUTING, w(3)), "tensor w must have 4 weights (found 3)"),
     (lambda r: r.route(x(4), Routing(27, 3), table=w(9, 3, format="I32")),
-     "a router with 4 columns for 27 experts"),
+     "the router must have 27 columns, one per expert (found 4)"),
     (lambda r: r.route(x(26), Routing(26, 3), table=w(9, 3, first=0, format="I32")),
      "tensor w must have expert indices below 26"),
     (lambda r: r.route(x(27), Routing(27, 3), table=w(9, 3, first=-1, format="I32")),
@@ -431,61 +444,61 @@ REFUSED = [
      "tensor w.scale: scales of experts are not supported"),
     (lambda r: r.expert_linear(x(3), w(4, 2, 3, bias=8), r.route(x(4), ROUTING)),
      "tensor w.bias must have the shape [4, 2]"),
-    (lambda r: r.add(x(4), x(5)), f"{FIT}4 and 5 columns"),
+    (lambda r: r.add(x(4), x(5)), f"{FIT}two inputs must have the same columns (found 4 and 5)"),
     (lambda r: r.sigmoid_gate(x(4), x(2)), f"{FIT}a gate of 2 columns"),
     (lambda r: r.scale_columns(x(4), w(3)), "tensor w must have 4 weights (found 3)"),
-    (lambda r: r.lerp(x(4), x(3), w(4)), f"{FIT}4 and 3 columns"),
+    (lambda r: r.lerp(x(4), x(3), w(4)), f"{FIT}two inputs must have the same columns (found 4 and 3)"),
     (lambda r: r.lerp(x(4), x(4), w(3)), "tensor w must have 4 weights (found 3)"),
     (lambda r: r.multiply_heads(x(6), x(4)), f"{FIT}4 gates of 6 columns"),
     (lambda r: r.sinkhorn(x(8), 3, 5, 0.5), f"{FIT}8 columns, 3 streams"),
-    (lambda r: r.head_dots(x(6), x(5), 3), f"{FIT}6 and 5 columns"),
+    (lambda r: r.head_dots(x(6), x(5), 3), f"{FIT}two inputs must have the same columns (found 6 and 5)"),
     (lambda r: r.head_dots(x(6), x(6), 4), f"{FIT}6 columns, 4 heads"),
     (lambda r: r.mix_streams(x(11), x(6), 3), f"{FIT}11 columns, 6 weights, 3 streams"),
     (lambda r: r.mix_streams(x(12), x(5), 3), f"{FIT}12 columns, 5 weights, 3 streams"),
     (lambda r: r.add_vector(x(2), w(3)), "tensor w must have 2 weights (found 3)"),
-    (lambda r: r.add_vector(x(2), np.zeros(3)), f"{FIT}3 numbers for 2 columns"),
+    (lambda r: r.add_vector(x(2), np.zeros(3)), f"{FIT}the vector must have 2 numbers (found 3)"),
     (lambda r: r.embed_hashed(w(11, 5), x(2), NgramHash((3, 5), 10, 2, 0)),
-     "tensor w has 11 rows; the hashes need 12"),
+     "tensor w must have 12 rows (found 11)"),
     (lambda r: r.embed_hashed(w(12, 5), x(1), NgramHash((3, 5), 10, 2, 0)), "hashes of 2 tokens, but only 1 is known"),
     (lambda r: r.softplus(x(2), w(3)), "tensor w must have 2 weights (found 3)"),
-    (lambda r: r.convolve(x(2), w(3, 3), CONVOLVED), f"{FIT}w for 2 of 3 columns"),
+    (lambda r: r.convolve(x(2), w(3, 3), CONVOLVED), f"{FIT}w must have 3 columns (found 2)"),
     (lambda r: r.convolve(x(3), w(3, 2), CONVOLVED), "tensor w must have the shape [3, 3] (found [3, 2])"),
     (lambda r: r.convolve(x(3), w(3, 3, bias=2), CONVOLVED), "tensor w.bias must have 3 weights (found 2)"),
-    (lambda r: r.previous(x(2), SCANNED, 0), f"{FIT}x for 2 of 3 columns"),
-    (lambda r: r.mean(x(2), SCANNED, 0), f"{FIT}x for 2 of 3 columns"),
-    (lambda r: r.gated_mean(x(3), w(2, 2), RecurrentLayerState(1, ((1, 4),))), f"{FIT}w for 3 of 4 columns"),
+    (lambda r: r.previous(x(2), SCANNED, 0), f"{FIT}x must have 3 columns (found 2)"),
+    (lambda r: r.mean(x(2), SCANNED, 0), f"{FIT}x must have 3 columns (found 2)"),
+    (lambda r: r.gated_mean(x(3), w(2, 2), RecurrentLayerState(1, ((1, 4),))), f"{FIT}w must have 4 columns (found 3)"),
     (lambda r: r.gated_mean(x(4), w(4), RecurrentLayerState(1, ((1, 4),))),
      "tensor w must have the shape [2, 2] (found [4])"),
     *((lambda r, sizes=sizes: r.selective_scan(*map(x, sizes), w(3, 2), w(3), SCANNED), f"{FIT}{name}")
-      for sizes, name in (((2, 3, 2, 2), "x for 2 of 3 columns"), ((3, 2, 2, 2), "dt for 2 of 3 columns"),
-                          ((3, 3, 3, 2), "b for 3 of 2 columns"), ((3, 3, 2, 3), "c for 3 of 2 columns"))),
+      for sizes, name in (((2, 3, 2, 2), misfit("x", 3, 2)), ((3, 2, 2, 2), misfit("dt", 3, 2)),
+                          ((3, 3, 3, 2), misfit("b", 2, 3)), ((3, 3, 2, 3), misfit("c", 2, 3)))),
     (lambda r: r.selective_scan(x(3), x(3), x(2), x(2), w(2, 3), w(3), SCANNED),
      "tensor w must have the shape [3, 2] (found [2, 3])"),
     (lambda r: r.selective_scan(x(3), x(3), x(2), x(2), w(3, 2), w(2), SCANNED),
      "tensor w must have the shape [3] (found [2])"),
     *((lambda r, sizes=sizes: r.state_space(*map(x, sizes), w(2), HEADS), f"{FIT}{name}")
-      for sizes, name in (((4, 2, 4, 4), "x for 4 of 6 columns"), ((6, 3, 4, 4), "dt for 3 of 2 columns"),
-                          ((6, 2, 8, 4), "b for 8 of 4 columns"), ((6, 2, 4, 8), "c for 8 of 4 columns"))),
+      for sizes, name in (((4, 2, 4, 4), misfit("x", 6, 4)), ((6, 3, 4, 4), misfit("dt", 2, 3)),
+                          ((6, 2, 8, 4), misfit("b", 4, 8)), ((6, 2, 4, 8), misfit("c", 4, 8)))),
     (lambda r: r.state_space(x(6), x(2), x(4), x(4), w(3), HEADS), "tensor w must have the shape [2] (found [3])"),
     *((lambda r, sizes=sizes: r.delta_rule(*map(x, sizes), HEADS), f"{FIT}{name}")
-      for sizes, name in (((8, 4, 6, 2, 2), "q for 8 of 4 columns"), ((4, 8, 6, 2, 2), "k for 8 of 4 columns"),
-                          ((4, 4, 8, 2, 2), "v for 8 of 6 columns"), ((4, 4, 6, 6, 2), "dt for 6 of 2 columns"),
-                          ((4, 4, 6, 2, 6), "strength for 6 of 2 columns"))),
+      for sizes, name in (((8, 4, 6, 2, 2), misfit("q", 4, 8)), ((4, 8, 6, 2, 2), misfit("k", 4, 8)),
+                          ((4, 4, 8, 2, 2), misfit("v", 6, 8)), ((4, 4, 6, 6, 2), misfit("dt", 2, 6)),
+                          ((4, 4, 6, 2, 6), misfit("strength", 2, 6)))),
     *((lambda r, sizes=sizes: r.lightning_attention(*map(x, sizes), [1, 2], SCANNED, 2), f"{FIT}{name}")
-      for sizes, name in (((6, 8, 6), "q for 6 of 8 columns"), ((8, 6, 6), "k for 6 of 8 columns"),
-                          ((8, 8, 8), "v for 8 of 6 columns"))),
+      for sizes, name in (((6, 8, 6), misfit("q", 8, 6)), ((8, 6, 6), misfit("k", 8, 6)),
+                          ((8, 8, 8), misfit("v", 6, 8)))),
     *((lambda r, sizes=sizes: r.gated_linear_attention(*map(x, sizes), SCANNED, 2), f"{FIT}{name}")
-      for sizes, name in (((6, 8, 6, 8), "q for 6 of 8 columns"), ((8, 6, 6, 8), "k for 6 of 8 columns"),
-                          ((8, 8, 8, 8), "v for 8 of 6 columns"), ((8, 8, 6, 6), "w for 6 of 8 columns"))),
+      for sizes, name in (((6, 8, 6, 8), misfit("q", 8, 6)), ((8, 6, 6, 8), misfit("k", 8, 6)),
+                          ((8, 8, 8, 8), misfit("v", 6, 8)), ((8, 8, 6, 6), misfit("w", 8, 6)))),
     *((lambda r, sizes=sizes: r.wkv6(*map(x, sizes), w(2, 4), SCANNED, 2), f"{FIT}{name}")
-      for sizes, name in (((6, 8, 6, 8), "r for 6 of 8 columns"), ((8, 6, 6, 8), "k for 6 of 8 columns"),
-                          ((8, 8, 8, 8), "v for 8 of 6 columns"), ((8, 8, 6, 6), "w for 6 of 8 columns"))),
+      for sizes, name in (((6, 8, 6, 8), misfit("r", 8, 6)), ((8, 6, 6, 8), misfit("k", 8, 6)),
+                          ((8, 8, 8, 8), misfit("v", 6, 8)), ((8, 8, 6, 6), misfit("w", 8, 6)))),
     (lambda r: r.wkv6(x(8), x(8), x(6), x(8), w(2, 3), SCANNED, 2),
      "tensor w must have the shape [2, 4] (found [2, 3])"),
     *((lambda r, sizes=sizes: r.wkv7(*map(x, sizes), SCANNED, 2), f"{FIT}{name}")
-      for sizes, name in (((6, 8, 8, 6, 8, 8), "r for 6 of 8 columns"), ((8, 6, 8, 6, 8, 8), "w for 6 of 8 columns"),
-                          ((8, 8, 6, 6, 8, 8), "k for 6 of 8 columns"), ((8, 8, 8, 8, 8, 8), "v for 8 of 6 columns"),
-                          ((8, 8, 8, 6, 6, 8), "a for 6 of 8 columns"), ((8, 8, 8, 6, 8, 6), "b for 6 of 8 columns"))),
+      for sizes, name in (((6, 8, 8, 6, 8, 8), misfit("r", 8, 6)), ((8, 6, 8, 6, 8, 8), misfit("w", 8, 6)),
+                          ((8, 8, 6, 6, 8, 8), misfit("k", 8, 6)), ((8, 8, 8, 8, 8, 8), misfit("v", 6, 8)),
+                          ((8, 8, 8, 6, 6, 8), misfit("a", 8, 6)), ((8, 8, 8, 6, 8, 6), misfit("b", 8, 6)))),
 ]  # fmt: skip
 
 
@@ -638,8 +651,8 @@ def test_tracing_an_architecture_records_its_encoder_first():
     assert of(pooling="mean", columns=5).operations[-1].output.columns == 5
     for wrong, problem in (
         ({"encodes": False, "uses": "w"}, "m.gguf: tensor e: not part of this architecture as localllm supports it"),
-        ({"columns": 8}, "m.gguf: 8 logits for 9 tokens"),
-        ({"columns": 10}, "m.gguf: 10 logits for 9 tokens"),
+        ({"columns": 8}, "m.gguf: the model must have 9 logits (found 8)"),
+        ({"columns": 10}, "m.gguf: the model must have 9 logits (found 10)"),
     ):
         with pytest.raises(ModelError) as error:
             of(**wrong)

@@ -200,8 +200,8 @@ def test_tensors_may_come_in_any_order(tmp_path):
 
 ALIGNMENT = "general.alignment"
 REFUSALS = {
-    "version 1": (built(version=1), "GGUF version 1 is not supported; expected 2 or 3"),
-    "version 4": (built(version=4), "GGUF version 4 is not supported; expected 2 or 3"),
+    "version 1": (built(version=1), "the GGUF version must be 2 or 3 (found 1)"),
+    "version 4": (built(version=4), "the GGUF version must be 2 or 3 (found 4)"),
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
     "only the magic": (b"GGUF", "the file ends at byte 4 but this needs 8 bytes"),
     "tensor count": (b"GGUF" + struct.pack("<IQQ", 3, 1000, 0), "tensor count: the file ends at byte 24"),
@@ -253,8 +253,14 @@ REFUSALS = {
     "no dimensions": (built(tensors=[tensor(dimensions=())]), "tensor w: expected 1 to 4 dimensions, found 0"),
     "five dimensions": (built(tensors=[tensor(dimensions=(1,) * 5)]), "tensor w: expected 1 to 4 dimensions, found 5"),
     "dimension 0": (built(tensors=[tensor(dimensions=(4, 0))], weights=64), "tensor w: shape [0, 4]: every dimension"),
-    "format": (built(tensors=[tensor(format=999)], weights=64), "tensor w: format 999 is unknown or not supported"),
-    "removed format": (built(tensors=[tensor(format=4)], weights=64), "tensor w: format 4 is unknown or not supported"),
+    "format": (
+        built(tensors=[tensor(format=999)], weights=64),
+        "tensor w: format 999 is unknown; update localllm or quantize",
+    ),
+    "removed format": (
+        built(tensors=[tensor(format=4)], weights=64),
+        "tensor w: format 4 is unknown; update localllm or quantize",
+    ),
     "row length": (
         built(tensors=[tensor(dimensions=(33, 2), format=Q8_0)], weights=99),
         "tensor w: the row length 33 must be a multiple of 32, the block size of Q8_0",
@@ -468,7 +474,7 @@ def test_every_truncation_is_refused(tmp_path):
 
 
 OTHER_FILES = {
-    "there is no such file": None,
+    "the file does not exist": None,
     "found an empty file": b"",
     "zip archive": b"PK\3\4 and more",
     "safetensors": struct.pack("<Q", 1000) + b'{"__metadata__":{}}',
@@ -541,7 +547,7 @@ def test_parts_of_different_models_are_refused(tmp_path):
         keys = [number_key("split.no", number), number_key("split.count", 3), number_key("split.tensors.count", 3)]
         keys.append(key("general.name", STRING, text(name)))
         paths[number].write_bytes(built(keys, [tensor("abc"[number], (4,))], weights=16 + number))
-    expected = f"{paths[2]}: general.name: not as in {paths[0]}: files of different models?"
+    expected = f"{paths[2]}: general.name: must equal that of {paths[0]}: files of different models?"
     assert refusal(paths[0]) == refusal(paths[1]) == expected
 
 

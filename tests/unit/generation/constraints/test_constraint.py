@@ -65,10 +65,10 @@ def accepts(constraint: Constraint, text: str, tokenizer: Tokenizer) -> bool:
     """Return whether the constraint accepts a string as a whole answer."""
     matcher = get_matcher(constraint, tokenizer, tokenizer.vocab_size)
     for token in tokenizer.encode(text):
-        if not matcher.allowed_mask()[token]:
+        if not matcher.compute_allowed_mask()[token]:
             return False
         matcher.accept(token)
-    return bool(matcher.allowed_mask()[list(tokenizer.end_ids)].any())
+    return bool(matcher.compute_allowed_mask()[list(tokenizer.end_ids)].any())
 
 
 # Finished answers are valid.
@@ -131,12 +131,12 @@ def test_an_answer_ends_without_a_step_for_its_end(model: localllm.Model):
 
 
 def test_only_the_record_whose_grammar_gets_too_complex_fails(model: localllm.Model, monkeypatch):
-    def allowed_mask(matcher: Matcher) -> np.ndarray:
+    def compute_allowed_mask(matcher: Matcher) -> np.ndarray:
         raise ConstraintError("the answer cannot be constrained any further")
 
     chosen = [GenerationOptions(80, sampling=SamplingOptions(seed=1), constraint=shape)
               for shape in (None, Constraint.from_schema(PERSON), None)]  # fmt: skip
-    monkeypatch.setattr(Matcher, "allowed_mask", allowed_mask)
+    monkeypatch.setattr(Matcher, "compute_allowed_mask", compute_allowed_mask)
     requests = [model.session.request(ASKED, options, n) for options, n in zip(chosen, (1, 2, 1), strict=True)]
     finished = [request for some in model.batch(iter(requests)) for request in some]
     assert len(finished) == 3
@@ -287,7 +287,7 @@ def test_a_grammar_accepts_its_sentences_only(tokenizer: Tokenizer, grammar: str
         ('\nroot ::= "a\\q"', r"in line 2: there is no escape \\q"),
         ("root ::= [z-a]", "in line 1: the range z-a runs backwards"),
         ("root ::= []", "in line 1: a character class must not be empty"),
-        ('root ::= "\\uD800"', r"in line 1: there are no characters from \\uD800 to \\uDFFF"),
+        ('root ::= "\\uD800"', r"in line 1: a string must not contain surrogates, \\uD800 to \\uDFFF"),
         ('root ::= "\\U00110000"', r"in line 1: there is no character \\U00110000"),
         ("root ::= <think [a]", "in line 1: unexpected '<think"),
         (b"root", "must be a string"),
@@ -515,7 +515,7 @@ def test_threads_that_share_a_constraint_compile_it_once(tiny, compiled, monkeyp
 
     def work() -> None:
         matcher = get_matcher(constraint, tokenizer, tokenizer.vocab_size)
-        counts.append(int(matcher.allowed_mask().sum()))
+        counts.append(int(matcher.compute_allowed_mask().sum()))
 
     compiled.clear()
     monkeypatch.setattr(Constraint, "create_matcher", slow)
@@ -535,15 +535,15 @@ def test_threads_that_share_a_constraint_compile_it_once(tiny, compiled, monkeyp
 def test_matchers_of_one_constraint_are_independent(tokenizer):
     first, second = (get_matcher(Constraint.from_regex("ab|cd"), tokenizer, tokenizer.vocab_size) for _ in range(2))
     a, b, c, d = (tokenizer.encode(letter)[0] for letter in "abcd")
-    before = second.allowed_mask()
+    before = second.compute_allowed_mask()
     first.accept(a)
     third = first.copy()
     first.accept(b)
-    np.testing.assert_array_equal(second.allowed_mask(), before)
+    np.testing.assert_array_equal(second.compute_allowed_mask(), before)
     assert first.is_complete and not third.is_complete
-    assert third.allowed_mask()[b] and not third.allowed_mask()[d]
+    assert third.compute_allowed_mask()[b] and not third.compute_allowed_mask()[d]
     second.accept(c)
-    assert second.allowed_mask()[d] and not second.allowed_mask()[b]
+    assert second.compute_allowed_mask()[d] and not second.compute_allowed_mask()[b]
 
 
 def test_the_oldest_of_65_constraints_is_compiled_again(tiny, compiled):
@@ -576,10 +576,10 @@ def test_a_failing_matcher_raises_at_once():
     llguidance: Any = SimpleNamespace(is_error=lambda: bool(problems[0]), get_error=lambda: problems[0])
     llguidance.compute_bitmask, llguidance.consume_token = lambda: b"\x15", lambda token: None
     matcher = Matcher(llguidance, 5, None)
-    assert matcher.allowed_mask().tolist() == [True, False, True, False, True]
+    assert matcher.compute_allowed_mask().tolist() == [True, False, True, False, True]
     matcher.accept(0)
     problems[0] = "too complex"
-    for action in (lambda: Matcher(llguidance, 5, None), matcher.allowed_mask, lambda: matcher.accept(0)):
+    for action in (lambda: Matcher(llguidance, 5, None), matcher.compute_allowed_mask, lambda: matcher.accept(0)):
         with pytest.raises(ConstraintError, match=r"^the answer cannot be constrained any further: too complex$"):
             action()
 

@@ -63,7 +63,7 @@ def writes(matcher: Matcher, text: str, seed: int | None) -> bool:
     """Return whether a matcher allows a string and then the end: see accepts."""
     choose, data, tokens = random.Random(seed), text.encode(), TOKENIZER.encode_inside(text)
     while data:
-        mask = matcher.allowed_mask()
+        mask = matcher.compute_allowed_mask()
         beginnings = [TEXTS[data[:length]] for length in range(1, 9) if data[:length] in TEXTS]
         choices = [token for token in ([tokens.pop(0)] if seed is None else beginnings) if mask[token]]
         if not choices:
@@ -71,7 +71,7 @@ def writes(matcher: Matcher, text: str, seed: int | None) -> bool:
         token = choose.choice(choices[-2:])
         matcher.accept(token)
         data = data[len(TOKENIZER.token_bytes(token)) :]
-    return bool(matcher.allowed_mask()[[*TOKENIZER.end_ids]].all())
+    return bool(matcher.compute_allowed_mask()[[*TOKENIZER.end_ids]].all())
 
 
 def spell(text: str, seed: int, plain_ascii: bool = False) -> str:
@@ -174,7 +174,7 @@ def test_no_allowed_token_leads_to_a_dead_end(schema: dict[str, Any], seed: int)
     choose = random.Random(seed)
     matcher = get_matcher(Constraint.from_schema(schema), TOKENIZER, TOKENIZER.vocab_size)
     data = b""
-    while not (mask := matcher.allowed_mask())[[*TOKENIZER.end_ids]].any():
+    while not (mask := matcher.compute_allowed_mask())[[*TOKENIZER.end_ids]].any():
         allowed = mask.nonzero()[0].tolist()
         assert allowed, data
         odd = [token for token in allowed if set(TOKENIZER.token_bytes(token)) & {*b"\\eE"} or len(data) > 40]

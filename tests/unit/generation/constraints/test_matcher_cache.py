@@ -29,7 +29,7 @@ def test_compiled_constraints_are_freed_with_their_tokenizer():
     tokenizer = new_tokenizer()
     for constraint in constraints:
         matcher = get_matcher(constraint, tokenizer, tokenizer.vocab_size)
-        matcher.allowed_mask()
+        matcher.compute_allowed_mask()
         matcher.get_expected_tokens()
     dead = weakref.ref(tokenizer)
     del tokenizer, matcher
@@ -54,7 +54,7 @@ def test_a_slow_grammar_blocks_no_other_grammar(monkeypatch: pytest.MonkeyPatch)
     thread.start()
     assert begins.wait(20)
     for tokenizer in (second, first):
-        assert get_matcher(quick, tokenizer, tokenizer.vocab_size).allowed_mask().any()
+        assert get_matcher(quick, tokenizer, tokenizer.vocab_size).compute_allowed_mask().any()
     go_on.set()
     thread.join(20)
     assert not thread.is_alive()

@@ -645,7 +645,7 @@ def test_mirostat_and_adaptive_p_learn_from_drawn_tokens_exactly():
         state = SamplerState.create(SamplingOptions(adaptive_target=0.5).complete, [], None, 2, None)
         for drawn in (1, 0):  # not what comes, and what comes
             state.watched, state.drawn = row, drawn
-            state.learn(SamplingOptions(**options).complete, 0)
+            state.accept(SamplingOptions(**options).complete, 0)
             assert state.watched is None and (state.mu, state.mean) == (
                 pytest.approx((mu, mean)) if drawn == 0 else (10, 0.5)
             )

@@ -214,12 +214,13 @@ def test_a_draft_is_shorter_beside_other_answers():
     """Charge the draft's time to the other answers, which get one token each."""
     usual = make_costs(1, 1.3, 1.8, 3.2, 5.5)
     lengths = [
-        len(DraftPlanner(Script(SURELY)).plan(MAX_DRAFT_TOKENS - n, usual.add_batch(n), GAIN).draft) for n in (0, 2, 4)
+        len(DraftPlanner(Script(SURELY)).plan(MAX_DRAFT_TOKENS - n, usual.share_with_batch(n), GAIN).draft)
+        for n in (0, 2, 4)
     ]
     assert lengths[0] > lengths[2]
     dear = make_costs(1, 1.1, 3.3, 6.6, 13.2)
     assert len(DraftPlanner(Script(SURELY)).plan(MAX_DRAFT_TOKENS, dear, GAIN).draft) == 1
-    assert DraftPlanner(Script(SURELY)).plan(MAX_DRAFT_TOKENS - 2, dear.add_batch(2), GAIN).draft == []
+    assert DraftPlanner(Script(SURELY)).plan(MAX_DRAFT_TOKENS - 2, dear.share_with_batch(2), GAIN).draft == []
     assert DraftSelector([Script(SURELY)], dear).draft(5, MAX_DRAFT_TOKENS) == []
 
 
@@ -257,8 +258,8 @@ def test_step_costs_are_computed_exactly():
     costs.record(1, 2.0)
     costs.record(1, 5.0)
     assert costs.estimate_cost(4) == pytest.approx(3.6 / 2.6), "a slower one counts little"
-    assert costs.add_batch(0) is costs and costs.estimate_tokens(3.0) == 3.0
-    beside = costs.add_batch(3)
+    assert costs.share_with_batch(0) is costs and costs.estimate_tokens(3.0) == 3.0
+    beside = costs.share_with_batch(3)
     values = (
         beside.estimate_cost(1),
         beside.estimate_cost(13),
@@ -274,11 +275,11 @@ def test_step_costs_are_computed_exactly():
 def test_acceptance_history_is_computed_exactly():
     experience = speculation.AcceptanceHistory()
     assert experience.chances[:3] == [0, 1 / 3, 1 / 2] and experience.chances[15:] == [15 / 17, 0.95]
-    experience.learn(4, True)
+    experience.record(4, True)
     assert (experience.chances[4], experience.usual) == pytest.approx(((1 + 4 / 3) / 3, 0.715))
-    experience.learn(4, False)
+    experience.record(4, False)
     assert (experience.chances[4], experience.usual) == pytest.approx(((0.95 + 4 / 3) / 3.95, 0.715 * 0.95))
-    experience.forget()
+    experience.raise_idle_rate()
     assert experience.usual == pytest.approx(0.715 * 0.95 * 0.995 + 0.005) and experience.chances[5] == 5 / 7
     account = SpeculationBudget()
     account.record(2.0)
@@ -396,7 +397,7 @@ def test_the_promise_of_a_draft_is_computed_exactly():
     source.push([7, 8, 9, 9])
     assert lost[2:] == pytest.approx([-2.0]) and script.account.experience.usual == pytest.approx(1 - 0.3 * 0.95**2)
     first = script.account.experience.chances[8]
-    plan = source.plan(9, costs.add_batch(1), 0.0)
+    plan = source.plan(9, costs.share_with_batch(1), 0.0)
     expected = [1, 1 + first, 1 + first + first**2, 1 + first + first**2 * (1 + 4 / 6)]
     rates = [
         (tokens + 1) / 2 / (costs.estimate_cost(length + 2) / 1.5 + 0.02) for length, tokens in enumerate(expected)
@@ -599,7 +600,7 @@ def test_a_draft_model_follows_a_copy_of_the_token_mask():
         def copy(self) -> "Guiding":
             return Guiding(self.said)
 
-        def allowed_mask(self, vocab: int) -> np.ndarray:
+        def compute_allowed_mask(self, vocab: int) -> np.ndarray:
             return np.arange(vocab) % 3 == 0
 
         def accept(self, token: int) -> None:

@@ -34,7 +34,9 @@ def parse_call(tool: Tool, text: str, tokenizer, format: ToolCallFormat = CODER,
     """Return a call's arguments; None if the grammar does not allow it."""
     calls = ToolGrammar(ToolUse([tool], "required", **use), format, tokenizer)
     matcher = calls.make_matcher(tokenizer.vocab_size)
-    if not matcher.accept_text(text) or not (matcher.is_complete or matcher.allowed_mask()[[*tokenizer.end_ids]].any()):
+    if not matcher.accept_text(text) or not (
+        matcher.is_complete or matcher.compute_allowed_mask()[[*tokenizer.end_ids]].any()
+    ):
         return None
     prose, [(name, values)] = parse(calls.create_parser(), text)
     assert (prose, name) == ("", "f")

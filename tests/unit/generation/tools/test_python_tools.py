@@ -112,9 +112,9 @@ async def later(a: int, b: int) -> int:
 @pytest.mark.parametrize(
     ("tools", "choice", "message"),
     [
-        ([5], "auto", "tools: 5 is not a function"),
+        ([5], "auto", "tools: a tool must be a function, or its description, not 5"),
         ([several], "auto", r"tools: several has parameters that cannot be passed by name"),
-        ([{"type": "function"}], "auto", "tools: a tool must be a function or have a name"),
+        ([{"type": "function"}], "auto", "tools: a tool must be a function, or an object whose function has a name"),
         ("add", "auto", "tools must be a list of functions, not str"),
         ([add], "sub", "tool_choice must be auto, required, none or one of add, not 'sub'"),
         ([add, add], "auto", "each with a different name"),

@@ -269,11 +269,11 @@ def test_harmony_markers_are_not_allowed_within_strings(tmp_path, monkeypatch):
     head = "<|channel|>analysis<|message|>H"
     for token in tokenizer.encode(head, special=True):
         matcher.accept(token)
-    allowed = dict(zip(marks, matcher.allowed_mask()[numbers], strict=True))
+    allowed = dict(zip(marks, matcher.compute_allowed_mask()[numbers], strict=True))
     assert [mark for mark in marks if allowed[mark]] == ["<|end|>"]
     for token in tokenizer.encode('<|end|><|start|>assistant to=functions.time.now<|message|>{"zone":"C', special=True):
         matcher.accept(token)
-    assert not matcher.allowed_mask()[numbers].any()
+    assert not matcher.compute_allowed_mask()[numbers].any()
 
 
 def test_no_token_is_forced_while_two_matchers_are_possible():
@@ -297,13 +297,13 @@ class Follower:
         twin.said = [*self.said]
         return twin
 
-    def allowed_mask(self) -> np.ndarray:
+    def compute_allowed_mask(self) -> np.ndarray:
         size = len(self.said)
         nexts = {word[size] for word in self.words if word[:size] == self.said and len(word) > size}
         return np.isin(np.arange(6), [*nexts])
 
     def accept(self, token: int) -> None:
-        assert self.allowed_mask()[token]
+        assert self.compute_allowed_mask()[token]
         self.said.append(token)
 
     @property
@@ -316,17 +316,17 @@ def test_a_union_follows_both_matchers_until_they_differ():
     form, calls = Follower([1], [1, 2]), Follower([1, 2, 3, 5], [4])
     either: Any = UnionMatcher(form, calls)
     other, thinking = either.copy(), Thinking()
-    assert np.flatnonzero(either.allowed_mask()).tolist() == [1, 4]
+    assert np.flatnonzero(either.compute_allowed_mask()).tolist() == [1, 4]
     either.accept(1)
     only_form = either.copy()
     only_form.calls = None
     assert (either.is_complete, form.is_complete) == (False, True)  # a call may still come
     for token in (2, 3):
-        assert np.flatnonzero(either.allowed_mask()).tolist() == [token]
+        assert np.flatnonzero(either.compute_allowed_mask()).tolist() == [token]
         either.accept(token)
     assert (form.said, calls.said, either.is_complete, either.form) == ([1, 2], [1, 2, 3], False, None)
     twin = either.copy()
-    assert np.flatnonzero(either.allowed_mask()).tolist() == [5]
+    assert np.flatnonzero(either.compute_allowed_mask()).tolist() == [5]
     either.accept(5)
     assert (calls.said, either.is_complete, twin.is_complete) == ([1, 2, 3, 5], True, False)
     assert either.compute_unfinished_mask(thinking) == (thinking, form)
@@ -732,10 +732,10 @@ def test_the_token_of_a_call_ends_open_reasoning(choice: str, end: str):
     state = AnswerState(transcript, thinking, *([matcher] if choice == "required" else [None, matcher]))
     text = 'I look.<tool_call>\n{"name": "w", "arguments": {"t": "x"}}\n</tool_call>' + end
     for token in tokenizer.encode(text, special=True):
-        mask = state.allowed_mask(tokenizer.vocab_size)
+        mask = state.compute_allowed_mask(tokenizer.vocab_size)
         assert mask is None or mask[token]
         state.accept(token)
-    mask = state.allowed_mask(tokenizer.vocab_size)
+    mask = state.compute_allowed_mask(tokenizer.vocab_size)
     assert mask is not None and mask[list(tokenizer.end_ids)].any()
     assert transcript.thinking == "I look." and not transcript.text
     assert [(call.name, call.arguments) for call in transcript.calls] == [("w", {"t": "x"})]

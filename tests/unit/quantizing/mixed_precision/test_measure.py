@@ -188,7 +188,7 @@ def test_each_adjustable_matrix_is_measured_once():
     meeting, met = looking(Looking, *jobs, told=reported.append), inputs()
     for job in (*jobs[:3], jobs[0]):
         weight: Any = SimpleNamespace(name=job.tensor.name, shape=job.tensor.shape, first_row=0)
-        np.testing.assert_array_equal(meeting.resolve(weight, met).of(0, 1, 3), job.tensor.data[1:3])
+        np.testing.assert_array_equal(meeting.resolve(weight, met).read_range(0, 1, 3), job.tensor.data[1:3])
     with pytest.raises(StopCalibrationError):
         meeting.resolve(SimpleNamespace(name="output.weight", shape=(4, COLUMNS), first_row=0), met)
     assert measured == [("a", met), ("output.weight", met)] and reported == ["a", "output.weight"]

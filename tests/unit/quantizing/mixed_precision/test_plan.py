@@ -20,7 +20,7 @@ from localllm.quantizing.mixed_precision.sensitivity import (
     list_candidates,
     parse_layer,
     predict_divergence,
-    spend_rest,
+    spend_remaining_budget,
     sum_bytes,
 )
 from localllm.quantizing.plan import QuantizeRequest, TensorJob
@@ -88,7 +88,7 @@ def test_the_rest_of_the_budget_is_spent_where_it_helps_most():
     for room, bits_of_all in (
         (0, "222"), (step - 1, "222"), (step, "242"), (2 * step - 1, "242"), (2 * step, "442"), (10**6, "662"),
     ):  # fmt: skip
-        formats = spend_rest(needs, dict(least), start + room)
+        formats = spend_remaining_budget(needs, dict(least), start + room)
         assert formats == {name: f"Q{bits}_K" for name, bits in zip("abc", bits_of_all, strict=True)}, room
     assert predict_divergence(needs, {"a": "Q4_K", "b": "Q6_K", "c": "Q2_K"}) == pytest.approx(0.1 + 0.02)
 
@@ -195,7 +195,7 @@ def test_choosing_types_measures_adjustable_matrices_and_refines_the_plan(monkey
         np.isnan(by_need.predict_or_nan([need], {"a": "Q8_0"})) and by_need.predict_or_nan([need], {"a": "Q4_K"}) == 1.0
     )
     monkeypatch.setattr(by_need, "measure_sensitivities", lambda *given: iter(()))
-    with pytest.raises(UsageError, match="there is no matrix whose format could be chosen"):
+    with pytest.raises(UsageError, match="need a matrix whose format can be chosen"):
         by_need.choose_formats("source", request, lambda plan: 0, 1, on_progress, checked)
 
 
@@ -225,7 +225,7 @@ def test_a_size_below_the_smallest_types_is_refused_before_measuring(monkeypatch
     else:
         with pytest.raises(UsageError) as failure:
             require()
-        assert str(failure.value) == "the smallest possible file has 500 bytes, more than 499"
+        assert str(failure.value) == "the size must be at least 500 bytes (found 499)"
     assert requested[1:] == [{"a": "Q2_K", "b": "Q4_0"}] and not requested[0]
 
 

@@ -10,7 +10,7 @@ from engines import open_engine
 
 import localllm
 from localllm.errors import UsageError
-from localllm.files.choice_tasks import BinaryTasks, ChoiceTask, parse_hellaswag, parse_winogrande
+from localllm.files.choice_tasks import BinaryTaskFile, ChoiceTask, parse_hellaswag, parse_winogrande
 from localllm.services.evaluation.choice_scores import ChoiceScore, TaskResult, plan_task, score_tasks, select_tasks
 from localllm.services.evaluation.scores import compute_mcnemar_p_value, compute_wilson_interval
 
@@ -59,7 +59,7 @@ def test_winogrande_files_are_parsed():
 
 def test_binary_tasks_are_read_in_order_or_by_position():
     first, second = ("Wörter", ["a", "b"], [0, 1]), ("q", ["c", "d", "e"], [1, 0, 1])
-    tasks = BinaryTasks(pack_file(first, second), "x")
+    tasks = BinaryTaskFile(pack_file(first, second), "x")
     expected = [
         ChoiceTask(("Wörter a", "Wörter b"), frozenset({1})), ChoiceTask(("q c", "q d", "q e"), frozenset({0, 2}))
     ]  # fmt: skip
@@ -70,17 +70,21 @@ def test_binary_tasks_are_read_in_order_or_by_position():
     ("parse", "data", "message"),
     [
         (parse_hellaswag, b"a\n0\nb\nc\n", "x: a HellaSwag task must have six lines"),
-        (parse_hellaswag, HELLASWAG.format(4).encode(), "x: line 2 must be the label of a task, 0 to 3, not '4'"),
+        (parse_hellaswag, HELLASWAG.format(4).encode(), r"x: line 2 must be the label of a task, 0 to 3 \(found '4'\)"),
         (parse_hellaswag, b"\xff", "x: not UTF-8 at byte 0"),
         (parse_winogrande, b"0,a _ b,c,d,1\n0,a _ b,c,1\n", "x: line 2 must be a Winogrande task"),
         (parse_winogrande, b"0,a b,c,d,1\n", "x: line 1 must be a Winogrande task"),
         (parse_winogrande, b"0,a _ b,c,d,3\n", "x: line 1 must be a Winogrande task"),
-        (BinaryTasks, b"", "x: expected a file of multiple-choice tasks"),
-        (BinaryTasks, b"text that is no such file", "x: expected a file of multiple-choice tasks"),
-        (BinaryTasks, pack_file(("q", ["a"], [1]))[:-1], "x: cut off at byte .*, within task 1 of 1"),
-        (BinaryTasks, pack_file(("q", ["a", ""], [1, 0])), "x: task 1 of 1 has an empty question or answer"),
-        (BinaryTasks, pack_file(("q", ["a"] * 101, [1] * 101)), "x: damaged at byte 13: task 1 of 1 has 101 answers"),
-        (BinaryTasks, pack_file(("q", ["a"], [1])).replace(b"q", b"\xff"), "x: damaged at byte 12: .* is not UTF-8"),
+        (BinaryTaskFile, b"", "x: expected a file of multiple-choice tasks"),
+        (BinaryTaskFile, b"text that is no such file", "x: expected a file of multiple-choice tasks"),
+        (BinaryTaskFile, pack_file(("q", ["a"], [1]))[:-1], "x: cut off at byte .*, within task 1 of 1"),
+        (BinaryTaskFile, pack_file(("q", ["a", ""], [1, 0])), "x: task 1 of 1 has an empty question or answer"),
+        (
+            BinaryTaskFile,
+            pack_file(("q", ["a"] * 101, [1] * 101)),
+            "x: damaged at byte 13: task 1 of 1 has 101 answers",
+        ),
+        (BinaryTaskFile, pack_file(("q", ["a"], [1])).replace(b"q", b"\xff"), "x: damaged at byte 12: .* is not UTF-8"),
     ],
 )
 def test_damaged_task_files_are_refused(parse, data: bytes, message: str):

@@ -465,7 +465,7 @@ def test_perplexity_prints_the_comparison_with_a_base(cli, tiny, other, text, tm
         (2, ["TINY", "--kl-divergence"], "be given together"),
         (2, ["TINY", "--base", "x"], "be given together"),
         (2, ["TINY", "TEXT", "--kl-divergence", "--base", "x"], "leave out TEXT"),
-        (2, ["TINY", "TEXT", "--save-logits", "missing/x"], "no folder"),
+        (2, ["TINY", "TEXT", "--save-logits", "missing/x"], "missing does not exist"),
         (2, ["TINY", "missing.txt"], "missing.txt: cannot be read: No such file"),
         (2, ["TINY", "--kl-divergence", "--base", "missing"], "missing: cannot be read: No such file"),
         (3, ["TINY", "--kl-divergence", "--base", "TINY"], "not a logits file"),

@@ -90,7 +90,7 @@ def test_adapters_are_used_by_their_names(folder: Path, cli):
     with localllm.open("base", lora={"poet": 0.5}, control_vector="happy") as model:
         assert model.engine.adapters[0].path == str(folder / "poet.gguf")
     code, _, err = cli(*words, "--lora", "nobody")
-    assert (code, err) == (3, "localllm: error: nobody: there is no such file\n")
+    assert (code, err) == (3, "localllm: error: nobody: the file does not exist\n")
     code, _, err = cli(*words, "--lora", "hf:some/Body-GGUF:0.5")
     assert code == 3 and "hf:some/Body-GGUF: not on this computer; download it with `localllm pull hf:some/" in err
 

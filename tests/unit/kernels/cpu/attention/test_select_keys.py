@@ -13,7 +13,7 @@ from localllm.engine.engine import Engine
 from localllm.engine.operations.builders import find_largest
 from localllm.engine.operations.key_selection import unpack_bits
 from localllm.engine.options import EngineOptions
-from localllm.engine.trace.rope_shift import find_rotations
+from localllm.engine.trace.rope_shift import find_key_rotations
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 from tests.unit.kernels.cuda.test_attention import (
@@ -202,7 +202,7 @@ def test_attention_on_a_gpu_sees_selected_keys_only():
 def test_keys_of_an_indexer_are_rotated_when_tokens_move(model_path):
     engine = Engine(GGUFFile.open(model_path("glm_dsa")), EngineOptions(1, 64, "f32", "reference"))
     states = engine.hyperparameters.list_states()
-    rotated = find_rotations(engine.operations, states)
+    rotated = find_key_rotations(engine.operations, states)
     engine.close()
     assert rotated.keys() == set(states)
     indexes = [rotated[state] for state in states if state.is_index]
