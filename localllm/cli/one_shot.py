@@ -87,7 +87,7 @@ class OneShot:
         self.place = self.endpoint.parse_endpoint()
         require_compatible(self.flags)
         earlier = self.open_conversation()
-        inputs = self.read()
+        self.warn_unattached((inputs := self.read()).question)
         longer = self.make_shortener()
         suffix = self.infill.read_suffix(self.prompt.encoding, self.compute_max_bytes)
         system = options.read_system_message(self.prompt.system, self.prompt.system_file)
@@ -109,7 +109,6 @@ class OneShot:
             text = inputs.text
             if longer is not None:
                 text = longer.fit(model, inputs.material, inputs.question, system, generation)
-            self.warn_unattached(inputs.question)
             has_begun = earlier is not None and earlier.has_messages
             first = [] if has_begun else opening.get_first_messages(self.model, self.place is not None)
             prompt = self.images.add_images(build_prompt(model, text, system, self.is_raw, first))

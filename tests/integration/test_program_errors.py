@@ -564,7 +564,7 @@ def test_numpy_numbers_are_accepted(model, tiny: str):
     [
         ({"prompt": b"Hi"}, "the prompt must be a str, not bytes: decode it first"),
         ({"prompt": None}, "the prompt must be a str, not NoneType"),
-        ({"prompt": ["Hi"]}, "token ids must be a list of integers"),
+        ({"prompt": ["Hi"]}, "token ids must be a list of integers; `map` takes several prompts"),
         ({"prompt": [1.5]}, "token ids must be a list of integers"),
         ({"stop": [1]}, "stop must be a str, not int"),
         ({"stop": b"x"}, "stop must be a str, not bytes"),
