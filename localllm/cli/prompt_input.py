@@ -185,10 +185,12 @@ def decode_file(data: bytes, name: str, encoding: str | None = None, whole: bool
 
 
 def require_decodable(text: str, name: str) -> str:
-    """Return a text from the command line. Raises UsageError if it is not in the terminal's encoding."""
+    """Return a text from the command line. Raises UsageError if it is neither in the locale's encoding nor UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
+        with suppress(UnicodeError):  # a locale without UTF-8, such as C, on a terminal with it
+            return text.encode(errors="surrogateescape").decode()
         wrong = ord(text[error.start]) & 0xFF  # Python's surrogate of an invalid UTF-8 byte
         raise UsageError(f"{name}: not UTF-8 at character {error.start} (0x{wrong:02x})") from None
     return text

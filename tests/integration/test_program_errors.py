@@ -357,6 +357,7 @@ def test_encodings_of_prompts_are_detected_or_given(tiny: str, cli, refused, fol
         stdin_argument = {} if source else {"stdin": b"f\xfcr"}
         assert cli("run", tiny, *source, *GREEDY, **stdin_argument) == (0, replaced[1], message)
     assert cli("run", tiny, "-p", "f\udcfcr") == (2, "", "localllm: error: -p: not UTF-8 at character 1 (0xfc)\n")
+    assert cli("run", tiny, "-p", "f\udcc3\udcbcr", "-n", "1")[0] == 0, "UTF-8 in a locale without it"
     for unknown in ("utf-9", "hex", "a\0b", ""):
         assert re.match(
             "localllm: error: --encoding .* is unknown", refused(["run", tiny, "-p", "x", "--encoding", unknown])

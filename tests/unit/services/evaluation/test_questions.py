@@ -48,7 +48,7 @@ def test_programs_are_graded_by_running_their_tests():
     [
         (
             {"grader": "best"},
-            "\"grader\" must be exact, number, choice, regex, json, program, likelihood or ",
+            '"grader" must be exact, number, choice, regex, json, program, likelihood or ',
         ),
         ({}, "the grader exact needs the field 'answer'"),
         ({"grader": "json"}, "the grader json needs the field 'schema' or 'answer'"),

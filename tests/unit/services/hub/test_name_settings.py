@@ -61,7 +61,7 @@ def test_an_alias_has_its_own_settings_and_those_of_its_target(models: Path, com
 
 def test_an_alias_of_an_alias_has_the_settings_of_both_and_its_file(models: Path):
     with (models / "localllm" / "config.toml").open("a") as config:
-        config.write('[model.bowser]\ncontext = 32\n')
+        config.write("[model.bowser]\ncontext = 32\n")
     config_path = models / "localllm" / "config.toml"
     config_path.write_text(config_path.read_text().replace("[aliases]\n", '[aliases]\nbowser = "mario"\n'))
     row = parsed("run", "bowser")
