@@ -45,6 +45,8 @@ _LAZY = {
     "Model": "localllm.api:Model",
     "Tokenizer": "localllm.text.tokenizer:Tokenizer",
 }
+# What opens a model in other packages.
+_ELSEWHERE = {"AutoModel", "AutoModelForCausalLM", "AutoTokenizer", "LLM", "Llama", "load", "load_model", "pipeline"}
 
 
 def builtin_model() -> "Path":
@@ -66,7 +68,8 @@ if not TYPE_CHECKING:  # type checkers see the imports above and report every ot
             module, _, attribute = _LAZY[name].partition(":")
             value = getattr(import_module(module), attribute)
         else:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            hint = ": use localllm.open(MODEL)" if name in _ELSEWHERE else ""
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
         globals()[name] = value
         return value
 

@@ -58,7 +58,8 @@ def require_iterable(name: str, value: Iterable[T]) -> Iterable[T]:
 def to_token_ids(ids: Iterable[SupportsIndex]) -> list[int]:
     """Convert token ids to ints. Raises UsageError."""
     if isinstance(ids, str | bytes | bytearray | memoryview):
-        raise UsageError(f"token ids must be a list of integers, not {type(ids).__name__}")
+        hint = ": `tokenize` makes them" if isinstance(ids, str) else ""
+        raise UsageError(f"token ids must be a list of integers, not {type(ids).__name__}{hint}")
     try:
         return [index(token) for token in ids]
     except TypeError:

@@ -170,7 +170,8 @@ UNSUPPORTED = {
     "texts are always read from the beginning: cut the file": "--chunk --from-chunk",
     "use llama-imatrix for statistics": "--show-statistics",
     "use --json-schema '{}' for any JSON": "--format",
-    "use `localllm inspect --json`, which has all metadata": "--modelfile --parameters --license",
+    "use /show in `localllm chat MODEL`, or `localllm inspect --json`, which has all metadata":
+    "--modelfile --parameters --license --template --system",
     "certificates are always verified": "--insecure",
     "the chat template determines it: use --chat-template": "--in-prefix --in-suffix --in-prefix-bos",
     "redirect the answer to a file: > FILE": "--output --output-file -o",

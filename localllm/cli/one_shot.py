@@ -33,7 +33,7 @@ from localllm.cli.prompt_input import (
     start_answer,
 )
 from localllm.cli.terminal import output as terminal
-from localllm.cli.terminal.output import ProgressLine, to_json_line, write
+from localllm.cli.terminal.output import ProgressLine, say, to_json_line, write
 from localllm.cli.terminal.render import print_stream, require_answers
 from localllm.errors import UsageError
 
@@ -87,7 +87,7 @@ class OneShot:
         self.place = self.endpoint.parse_endpoint()
         require_compatible(self.flags)
         earlier = self.open_conversation()
-        inputs = self.read()
+        self.warn_unattached((inputs := self.read()).question)
         longer = self.make_shortener()
         suffix = self.infill.read_suffix(self.prompt.encoding, self.compute_max_bytes)
         system = options.read_system_message(self.prompt.system, self.prompt.system_file)
@@ -233,6 +233,13 @@ class OneShot:
         refused = {"chat_template": template, "mmproj": mmproj, "pan_and_scan": pan_and_scan}
         model: Model = open_remote(place, self.model, self.generation, self.engine, **refused)
         return model
+
+    def warn_unattached(self, question: str) -> None:
+        """Say that images whose paths are in the prompt are not sent, as they are in `chat`."""
+        from localllm.cli.interactive.dropped_files import find_images
+
+        if not self.images.image_files and (paths := find_images(question).paths):
+            say(f"localllm: {paths[0]} is not sent as an image: use --image {paths[0]}")
 
     def complete_options(self, generation: "GenerationOptions", model: "Model") -> "GenerationOptions":
         """Return the options; complete them for --receipt, so that the answer can be reproduced. Raises UsageError."""

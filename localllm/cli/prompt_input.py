@@ -188,10 +188,12 @@ def decode_file(data: bytes, name: str, encoding: str | None = None, whole: bool
 
 
 def require_decodable(text: str, name: str) -> str:
-    """Return a text from the command line unchanged. Raises UsageError if it is not valid UTF-8."""
+    """Return a text from the command line. Raises UsageError if it is neither in the locale's encoding nor UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
+        with suppress(UnicodeError):  # a locale without UTF-8, such as C, on a terminal with it
+            return text.encode(errors="surrogateescape").decode()
         wrong = ord(text[error.start]) & 0xFF  # Python's surrogate of an invalid UTF-8 byte
         hint = "put the text into a file, and use -f with --encoding"
         raise UsageError(

@@ -28,7 +28,7 @@ from localllm.generation.request import PromptTask, Request
 from localllm.generation.sampling.sampler import Sampler
 from localllm.generation.scheduler import Generation
 from localllm.images.parts import extract_images
-from localllm.text.messages import Message, validate_messages
+from localllm.text.messages import Message, require_messages, validate_messages
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 from localllm.values import require_string, to_token_ids
 
@@ -140,7 +140,7 @@ class Session(Conversation[Generation]):
 
         Raises ContextError if it does not fit the context.
         """
-        options, messages = options or GenerationOptions(), list(messages)
+        options, messages = options or GenerationOptions(), require_messages(messages)
         first = sum(map(is_instruction, messages[:1]))
         return self._start_answer(messages[:first], messages[first:], options, is_own=False)[1]
 
@@ -270,7 +270,10 @@ class Session(Conversation[Generation]):
             return self.tokenizer.encode(prompt, special=True, bos=True)
         if isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Iterable):
             require_string("the prompt", prompt)
-        return to_token_ids(prompt)
+        ids = [*prompt]
+        if any(isinstance(each, str | list | tuple) for each in ids):
+            raise UsageError("a prompt's token ids must be a list of integers; `map` takes several prompts")
+        return to_token_ids(ids)
 
     def encode_chat(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> list[int]:
         """Return the token ids of a conversation up to where the answer begins or continues.

@@ -181,13 +181,22 @@ class ModelPool:
             await self._unload(entry.shared)
 
     def _find_same(self, name: str) -> str:
-        """Return the served name with the same file as another name; the name unchanged if there is none."""
+        """Return the served name of the file that another name means; the name itself if there is none.
+
+        A server of all installed models also serves those of other programs by their names, and names whose file is
+        only served with the settings of another one.
+        """
         try:
             path = os.path.realpath(self.locate(name)) if self.locate else ""
+            same = [each for each in self.entries.values() if path and os.path.realpath(each.path) == path]
+            for each in same:
+                if each.options.defaults == AnswerDefaults():
+                    return each.name
+            if path:
+                self.add_found(name)
         except LocalllmError:
             return name
-        same = (each.name for each in self.entries.values() if path and os.path.realpath(each.path) == path)
-        return next(same, name)
+        return name if name in self.entries or not same else same[0].name
 
     def resolve(self, name: str | None) -> ModelEntry:
         """Return the model of a name.

@@ -19,6 +19,15 @@ ROLES = {
 }  # fmt: skip
 
 
+def require_messages(messages: Sequence[Message]) -> list[Message]:
+    """Return messages as a list. Raises UsageError for a single text or message."""
+    if isinstance(messages, str | bytes | Mapping):
+        raise UsageError(
+            f'messages must be a list, [{{"role": "user", "content": ...}}], not {type(messages).__name__}'
+        )
+    return [*messages]
+
+
 def validate_messages(messages: Sequence[Message]) -> list[Message]:
     """Return validated messages, each content converted to a string. Raises UsageError.
 
@@ -26,9 +35,7 @@ def validate_messages(messages: Sequence[Message]) -> list[Message]:
     content becomes "", an assistant's None, because templates may treat None and "" differently. Roles and calls of
     OpenAI's legacy APIs are converted to the current ones.
     """
-    if isinstance(messages, str | bytes | Mapping):
-        raise UsageError(f"messages must be a list of messages (found {type(messages).__name__})")
-    return [_validate_message(message) for message in messages]
+    return [_validate_message(message) for message in require_messages(messages)]
 
 
 def _validate_message(message: object) -> Message:

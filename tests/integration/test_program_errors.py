@@ -359,6 +359,7 @@ def test_encodings_of_prompts_are_detected_or_given(tiny: str, cli, refused, fol
         assert cli("run", tiny, *source, *GREEDY, **stdin_argument) == (0, replaced[1], message)
     message = "localllm: error: -p must be UTF-8 (found byte 0xfc at character 1): put the text into a file"
     assert cli("run", tiny, "-p", "f\udcfcr")[2].startswith(message)
+    assert cli("run", tiny, "-p", "f\udcc3\udcbcr", "-n", "1")[0] == 0, "UTF-8 in a locale without it"
     for unknown in ("utf-9", "hex", "a\0b", ""):
         assert re.match(
             "localllm: error: --encoding .* is unknown", refused(["run", tiny, "-p", "x", "--encoding", unknown])
@@ -569,7 +570,7 @@ def test_numpy_numbers_are_accepted(model, tiny: str):
     [
         ({"prompt": b"Hi"}, "the prompt must be a str, not bytes: decode it first"),
         ({"prompt": None}, "the prompt must be a str, not NoneType"),
-        ({"prompt": ["Hi"]}, "token ids must be a list of integers"),
+        ({"prompt": ["Hi"]}, "token ids must be a list of integers; `map` takes several prompts"),
         ({"prompt": [1.5]}, "token ids must be a list of integers"),
         ({"stop": [1]}, "stop must be a str, not int"),
         ({"stop": b"x"}, "stop must be a str, not bytes"),

@@ -13,7 +13,7 @@ from localllm.errors import LocalllmError, UsageError
 def rm(
     name: str = argument("MODEL", "Model name, as `localllm list` shows it, or path.", offer_models),
     *,
-    force: bool = option("--force", "Do not ask for confirmation."),
+    force: bool = option("-f --force", "Do not ask for confirmation."),
 ) -> None:
     """Remove a model from the models folder.
 

@@ -189,8 +189,18 @@ def serve(
     }
     for line in iter_variable_notes(applied):
         say(f"localllm: {line}")
+    if not models and has_found_models():
+        say("localllm: models of `localllm list --found` are served, too, when a request names them")
     with ExitStack() as stack:
         run_server(setup, stack, lambda address: print_ready(setup, address), lambda line: say(f"localllm: {line}"))
+
+
+def has_found_models() -> bool:
+    """Return whether other programs have models on this computer."""
+    from localllm.services.hub.catalogue import find_shortest_name
+    from localllm.services.hub.found_models import find_models
+
+    return bool(find_models(find_shortest_name))
 
 
 def require_extra() -> None:

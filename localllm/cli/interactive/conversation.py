@@ -357,7 +357,7 @@ class TerminalConversation:
         file = SessionFile(name)
         if file.is_new:
             file.close()
-            raise UsageError(f"unknown session {name!r}; /sessions lists the sessions")
+            raise UsageError(f"unknown session {name!r}; /sessions lists the sessions, /model switches to a model")
         self.leave()
         self.file, self.name = file, name
         self._find_branches()

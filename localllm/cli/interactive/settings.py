@@ -20,8 +20,10 @@ ANSWER_OPTIONS = map_names("chat", OPTIONS)  # fields of GenerationOptions itsel
 OTHER_NAMES = {other: name for name, option in {**OPTIONS, **SAMPLING}.items() for other in option.names}
 DEFAULT_VALUE = "default"
 COUNTERPARTS = {  # of Ollama's /set
-    "format": "--json-schema when you start the chat", "num_thread": "-t when you start the chat",
-    "num_gpu": "--gpu-layers when you start the chat",
+    "format": "use --json-schema when you start the chat", "num_thread": "use -t when you start the chat",
+    "num_gpu": "use --gpu-layers when you start the chat", "noformat": "start the chat without --json-schema",
+    "wordwrap": "lines are always wrapped", "nowordwrap": "use `localllm run` in a pipe for unwrapped lines",
+    "history": "questions are always remembered", "nohistory": "the history of questions cannot be switched off",
 }  # fmt: skip
 
 
@@ -48,9 +50,8 @@ def change_option(options: "GenerationOptions", name: str, text: str) -> "Genera
     typed, name = name, name.lstrip("-").replace("-", "_")
     name = OTHER_NAMES.get(name) or OLLAMA.get(name, name)
     if name not in list_names(options):
-        use = COUNTERPARTS.get(name)
         near = suggest_name(name, [*list_names(options), *OTHER_NAMES])
-        hint = f"use {use}" if use else near or "press Tab after /set to list the options"
+        hint = COUNTERPARTS.get(name) or near or "press Tab after /set to list the options"
         raise UsageError(f"unknown option {name!r}; {hint}")
     if not text:
         raise UsageError(f"usage: /set {typed} VALUE; VALUE `default` resets it, /show prints it")

@@ -227,6 +227,25 @@ def test_a_pull_serves_a_model_of_ollamas_store(served: Served, models: Path, tm
     (store / "blobs" / "sha256-0a").write_bytes(data)
     layer = {"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:0a"}
     manifest.write_text(json.dumps({"layers": [layer]}))
-    assert served.chat("Hi", model="stored:latest").status == 200, "a single model answers to any name"
+    assert served.chat("Hi", model="other").json["model"] == "base", "a single model answers to any name"
     assert send(served, "pull", {"model": "stored", "stream": False}).json == {"status": "success"}
     assert list_names(served) == ["base", "stored"]
+
+
+def test_requests_reach_models_of_ollamas_store_and_the_base_of_a_created_name(
+    served: Served, models: Path, tmp_path: Path
+):
+    store = tmp_path / "ollama"
+    manifest = store / "manifests" / "registry.ollama.ai" / "library" / "stored" / "latest"
+    manifest.parent.mkdir(parents=True)
+    (store / "blobs").mkdir()
+    (store / "blobs" / "sha256-0a").write_bytes((models / "base.gguf").read_bytes())
+    layer = {"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:0a"}
+    manifest.write_text(json.dumps({"layers": [layer]}))
+    assert send(served, "create", {"model": "mario", "from": "stored", "system": "Be Mario."}).status == 200
+    for name in ("mario", "stored", "base"):
+        assert served.chat("Hi", model=name, max_tokens=1).json["model"] == name
+    counts = [
+        served.chat("Hi", model=name, max_tokens=1).json["usage"]["prompt_tokens"] for name in ("mario", "stored")
+    ]
+    assert counts[0] > counts[1], "only mario has a system message"

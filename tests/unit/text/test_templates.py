@@ -345,9 +345,8 @@ def test_importing_the_tokenizer_does_not_import_jinja():
 
 
 @pytest.mark.parametrize(("messages", "problem"), [
-    ("Hi", "messages must be a list of messages (found str)"),
-    (USER, "messages must be a list of messages (found dict)"),
-    (b"", "messages must be a list of messages (found bytes)"),
+    *((value, 'messages must be a list, [{"role": "user", "content": ...}], not ' + type(value).__name__)
+      for value in ("Hi", USER, b"")),
     ([{"content": "Hi"}], "a message must be {\"role\": ..., \"content\": ...}, not {'content': 'Hi'}"),
     ([USER, 5], 'a message must be {"role": ..., "content": ...}, not 5'),
     ([{"role": "user", "content": 0}], "the content of a message must be a string (found int)"),
