@@ -56,7 +56,7 @@ def search_border(x, w):
 
 @compile_cached
 def search_d(x, w, unit):
-    """Return the float16 d with the least error for 256 weights divided by `unit`."""
+    """Return the float16 scale d with the least error. x: 256 weights, divided by `unit`; w: their importance."""
     best, least = np.float32(0), np.float32(0)  # the error minus Σwx²; with d = 0 all weights are 0
     d = search_border(x, w)
     for _ in range(MAX_TURNS):

@@ -216,11 +216,10 @@ def count_typos(typed: str, name: str) -> int:
 def replace_option_names(
     message: str, params: Sequence[Parameter], words: ParsedArgs, elsewhere: Mapping[str, SourcedValue]
 ) -> str:
-    """Replace Python names of options in a message by the options as the user typed them.
+    """Replace Python names of options in a message with the options as the user typed them.
 
-    The first word of the message is replaced, and other whole words that contain "_". An option that was not typed gets
-    its longest name and the source of its value. A name within a value, such as a file called "keys", is not replaced.
-    elsewhere: the values that were not typed, by name.
+    Only the first word and words with "_" are names: a file called "keys" stays. An option that was not typed is shown
+    by its longest name, with the source of its value. elsewhere: the values that were not typed, by name.
     """
     names = {get_own_name(param): param.opts for param in params if get_own_name(param) == param.name and param.names}
     values = find_quoted_values(message, [*words.texts.values(), *(entry.value for entry in elsewhere.values())])

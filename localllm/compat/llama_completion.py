@@ -73,7 +73,7 @@ def count_usage(answer: "Generation") -> dict[str, int]:
 
 
 class TextCompletion:
-    """A running text completion."""
+    """A completion of llama-cpp-python's form, generated as it is iterated."""
 
     def __init__(
         self, model: "Model", arguments: CompletionArguments, name: str, last_n: int, seed: int | None

@@ -293,7 +293,7 @@ class Engine:
         return Sequence(self, self.backend.create_state())
 
     def get_cache_usage(self) -> tuple[int, int]:
-        """Return the number of used token slots of the cache, and of all.
+        """Return how many token slots of the cache are in use, and how many there are.
 
         Whole pages count; a page that several sequences share counts once.
         """

@@ -277,7 +277,7 @@ def require_capacity(engine: SequenceRunner, requests: Ids[tuple[Sequence, Ids[i
         raise UsageError("a sequence can be in a run only once")
     for (sequence, _), ids in zip(requests, tokens, strict=True):
         if sequence.engine is not engine:
-            raise UsageError("a sequence belongs to the model that created it")
+            raise UsageError("this sequence was created by another model: create one with this model's sequence()")
         length = len(sequence.tokens) + len(ids)
         if length > engine.context:
             raise ContextError(

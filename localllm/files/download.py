@@ -30,8 +30,8 @@ class Download:
     def __init__(self, target: Path, size: int, sha256: str, on_read: Callable[[int], None] = lambda done: None):
         """Prepare a download without opening the file.
 
-        size, sha256: bytes and hexadecimal digits of the complete file. on_read: called with the number of bytes hashed
-        so far, while the bytes of an earlier process are read.
+        size: of the complete file, in bytes. sha256: its hash, in hexadecimal. on_read: called with the number of bytes
+        hashed so far, while a partial file of an earlier process is checked.
         """
         self.target, self.size, self.sha256 = target, size, sha256
         self.path = target.with_name(f"{target.name}.{sha256[:16]}{PARTIAL}")

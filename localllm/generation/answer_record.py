@@ -56,7 +56,7 @@ class AnswerRecord:
         return self.text
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the answer as values of JSON."""
+        """Return the answer as values that `json` can encode."""
         return to_dict(self)
 
     @property

@@ -73,7 +73,7 @@ class PrefillSegments:
 def split_run(begin: int, end: int, length: int, runs: RunPlan) -> list[PrefillSegment]:
     """Return the segments of one run of text in a prompt of `length` tokens.
 
-    The first and last tokens of a long prompt are precise.
+    The first and last tokens of a long prompt are computed with 16-bit activations, the others with 8 bits.
     """
     if runs.is_measuring:
         return [PrefillSegment(begin, end, True, kernel_tokens=PRECISE_TOKENS)]

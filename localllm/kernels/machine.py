@@ -50,7 +50,7 @@ class Lane:
 
     @property
     def has_avx2_only(self) -> bool:
-        """Return whether the lane is AVX2's, without AVX-512 and the dot product of bytes (AVX-VNNI)."""
+        """Return whether kernels use AVX2, but neither AVX-512 nor AVX-VNNI's dot product of bytes."""
         return {"avx2", "f16c", "fma"} <= self.features and self.features.isdisjoint(("avx512f", "avxvnni"))
 
     @property

@@ -223,7 +223,9 @@ def plan_tensor(
             f"{name} is {tensor.format.name} already; --allow-requantize converts it to {format.name} and loses quality"
         )
     if not can_dequantize(tensor.format):
-        raise ModelError(f"{name}: {tensor.format.name} cannot become {format.name}")
+        raise ModelError(
+            f"{name}: {tensor.format.name} cannot be converted to {format.name}: choose a type with --tensor-type"
+        )
     if format.name not in ENCODERS:
         raise UsageError(f"{name} would become {format.name}, which localllm cannot encode yet: choose another format")
     assert choice

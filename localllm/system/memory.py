@@ -35,7 +35,11 @@ class MemoryRegion:
     """
 
     def __init__(self, size: int, whole: bool = True, huge: bool = False):
-        """Reserve the addresses. Raises OSError, OverflowError, ValueError."""
+        """Reserve the addresses.
+
+        whole: on Windows, also commit all memory.  huge: prefer huge pages.  Raises OSError if the system refuses, and
+        OverflowError or ValueError for an impossible size.
+        """
         self.buffer: mmap.mmap | ctypes.Array[ctypes.c_uint8]
         self.is_whole = whole or sys.platform != "win32"
         if sys.platform == "win32":
@@ -266,7 +270,7 @@ def get_windows_status() -> MemoryStatus:
 
 
 def read_integer_after(name: str, path: str) -> int | None:
-    """Read the integer after `name` at the beginning of a line of a system file, or None."""
+    """Return the integer of the line that begins with `name` in a system file; None without such a line."""
     try:
         match = re.search(rf"^{name} *(\d+)", Path(path).read_text(encoding="ascii"), re.MULTILINE)
     except OSError:

@@ -1,7 +1,7 @@
 """Tokenize text for CLIP: lower case, byte-level BPE; the last subword of each word ends with "</w>".
 
-Merges are the file's `tokenizer.ggml.merges`. Files of clip.cpp have none: their tokens are in merge order, and each
-joins the two subwords into which earlier merges combine its characters.
+Merges are the file's `tokenizer.ggml.merges`. Files of clip.cpp have none: their tokens are in the order of merges. The
+two subwords that form a token are found by applying the earlier merges to its characters.
 """
 
 from collections.abc import Mapping, Sequence

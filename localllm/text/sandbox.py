@@ -110,10 +110,10 @@ def convert_to_sequence(items: Any) -> Sequence[object] | dict[object, object]:
 
 
 def require_few_items(value: object, written: bool = False) -> object:
-    """Return a container with few enough items. Raises LimitError.
+    """Return a container unchanged. Raises LimitError if it has too many items.
 
-    Nested items count, too, and shared ones each time. written: the container will be converted to text, so the total
-    length of its strings counts as well.
+    Nested items count, too; an item that occurs twice counts twice. written: the container will be converted to text,
+    so the total length of its strings counts as well.
     """
     parts, length, waiting = 0, 0, list[Any]([value])
     while waiting:

@@ -624,7 +624,7 @@ def test_content_parts_equal_their_joined_text(model):
         ([{"type": "image_url", "image_url": {"url": "x"}}], "images are not downloaded"),
         ([{"type": "text"}], "must have a string as its text"),
         ([5], "a content part must be"),
-        (5, "not int"),
+        (5, "found int"),
         (b"x", "not bytes"),
     ):
         with pytest.raises(UsageError, match=problem):

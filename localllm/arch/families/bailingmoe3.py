@@ -1,7 +1,7 @@
 """Ling 3 (Ant 2026).
 
-Unlike Kimi Linear: attention layers rotate a part of each head (in pairs half of it apart; with M-RoPE in the model for
-images), and have a gate for each head; the logarithms of the other layers' decays are sigmoids, scaled to a lower
+Unlike Kimi Linear: attention layers rotate only the beginning of each head, by M-RoPE in the model for images, and have
+a gate for each head; the logarithms of the other layers' decays are sigmoids, scaled to a lower
 bound; gates and up projections of feed-forward networks are clamped, by layer.
 """
 

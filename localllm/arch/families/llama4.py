@@ -1,7 +1,7 @@
 """Llama 4 (Meta 2025).
 
-Unlike llama: of four layers the last one has full attention without RoPE, and queries scaled by position; the others
-attend within chunks, and normalize queries and keys, without weights, after RoPE. Some layers have experts and a shared
+Unlike llama: every fourth layer has full attention without RoPE, and scales queries by position. The others attend
+within chunks, and normalize queries and keys after RoPE, without weights. Some layers have experts and a shared
 one; the sigmoids of their scores multiply the experts' inputs.
 """
 

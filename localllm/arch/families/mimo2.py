@@ -1,8 +1,8 @@
 """MiMo-V2 (Xiaomi 2025).
 
-Unlike llama: layers with a window have heads and RoPE of their own, and sinks; values are shorter than keys, and have a
-factor; RoPE rotates only the beginning of a head, in pairs half the rotated dimensions apart; some layers have experts,
-whose scores are sigmoids.
+Unlike llama: layers with a window have heads and RoPE of their own, and sinks; values are shorter than keys, and are
+multiplied by a factor; RoPE rotates only the beginning of a head, in pairs half the rotated dimensions apart; some
+layers have experts, whose scores are sigmoids.
 """
 
 from collections.abc import Sequence

@@ -53,7 +53,7 @@ def prepare(h: Idefics3Hyperparameters, picture: ResizableImage) -> PreparedImag
 
 
 def fit_size(size: tuple[int, int], longest: int) -> tuple[int, int]:
-    """Scale an image's size to that longer side, with an even shorter side."""
+    """Return the size with the longer side `longest` and the same proportions; the shorter side is made even."""
     columns, rows = size
     ratio = columns / rows
     if columns >= rows:

@@ -77,7 +77,7 @@ class StageEstimator:
         return stage_seconds * (1 - done) + pace * (later - self._shares[self._stage] * (done == 0))
 
     def _compute_share(self, done: Mapping[str, float]) -> float:
-        """Return the usual share of the total time that the finished shares of stages take, 0 to 1."""
+        """Return the share of the total time that the work done so far usually takes. done: share of each stage."""
         return sum(self._shares[stage] * part for stage, part in done.items()) / sum(self._shares.values())
 
 

@@ -102,7 +102,7 @@ KINDS = {"linear_attention": False, "full_attention": True}
 
 
 def read_delta_rule(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
-    """Read layers of the gated delta rule, and of attention with gated queries. Raises ModelError."""
+    """Return the settings of layers with a gated delta rule or gated attention. Raises ModelError."""
     h = declared(config)
     keys, values = config.read_count("linear_num_key_heads"), config.read_count("linear_num_value_heads")
     key_dim, value_dim = config.read_count("linear_key_head_dim"), config.read_count("linear_value_head_dim")

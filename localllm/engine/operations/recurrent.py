@@ -422,7 +422,7 @@ def scan_tokens(
     token: Callable[..., tuple[Array, Array]],
     *inputs: Array,
 ) -> Array:
-    """Call token(h, *rows) -> (new h, output) for one token after the other; return all outputs."""
+    """Call token(h, *rows) -> (new h, output) for each token in turn; return all outputs."""
 
     def run_sequence(h: Array, *inputs: Array) -> tuple[Array, Array]:
         outputs = []

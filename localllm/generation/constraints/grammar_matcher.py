@@ -359,7 +359,7 @@ class Automaton:
     def _find_callers(self, rule: int, entry: RuleEntry) -> Iterator[tuple[StateClosure, RuleEntry | None]]:
         """Yield the states that continue once a rule ends, each with its entry.
 
-        They follow the calls of the rule, also those in rules that begin with it at the same position.
+        These are the states after each call of the rule at this position, in whichever rule the call stands.
         """
         yield from entry.callers.get(rule, ())
         for caller in entry.rules:

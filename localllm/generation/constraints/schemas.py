@@ -152,7 +152,7 @@ class ObjectCloser:
         return frozenset(name for properties in named if isinstance(properties, Mapping) for name in properties)
 
     def _is_restricted(self, schema: Schema) -> bool:
-        """Whether schemas of the same object already restrict its other properties."""
+        """Return whether `schema`, or one applied to the same object, lists properties or patterns of their names."""
         parts = self._list_parts(schema, ("allOf", *_PARTS))
         return any(word in part for part in parts for word in (*_STATED, "patternProperties"))
 

@@ -177,7 +177,7 @@ class AcceptanceHistory:
         self.chances, self.usual = list(FIRST_CHANCES), 0.7
 
     def record(self, trust: int, was_right: bool) -> None:
-        """Record whether a draft token was accepted."""
+        """Record whether a draft token of a level of trust was accepted."""
         self._right[trust] = ACCEPTANCE_DECAY * self._right[trust] + was_right
         self._seen[trust] = ACCEPTANCE_DECAY * self._seen[trust] + 1
         self.chances[trust] = (self._right[trust] + 2 * FIRST_CHANCES[trust]) / (self._seen[trust] + 2)

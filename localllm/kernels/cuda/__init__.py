@@ -97,9 +97,9 @@ def create_many_grid(a: Arguments, rows: int) -> LaunchGrid:
 
 
 def create_matrix_grid(a: Arguments, rows: int) -> LaunchGrid:
-    """Return a grid for products with matrices in planes.
+    """Return a grid for products with matrices that are stored as planes.
 
-    It has a block, of up to 4 warps, for every two rows of the matrix and each expert with rows.
+    Each pair of matrix rows gets a block of up to 4 warps, for each expert that has tokens.
     """
     warp, units = get_warp_lanes(), a["columns"] // 32
     return LaunchGrid(-(-a["rows"] // 2), min(a["experts"], rows), warp * min(4, -(-units // warp)))

@@ -106,7 +106,7 @@ class SensitivityCollector(ActivationCollector):
     """Measures the error of each matrix in each format, and encodes it in a coarse format.
 
     Attributes:
-        needs: sensitivity of each matrix, as yet without its harm.
+        needs: sensitivity of each matrix; the harm of its formats is added later.
         coarse: each matrix in the first format of COARSE_FORMATS that fits.
     """
 

@@ -86,8 +86,8 @@ class MixedPrecision(NamedTuple):
     """The chosen formats and the divergence that they cause.
 
     Attributes:
-        formats: by tensor.  found: measured on held-out documents, inputs not rounded.
-        predicted: with rounded inputs.  usual: the same prediction for the type's own formats.
+        formats: by tensor.  found: divergence on held-out documents, measured without rounding inputs.
+        predicted: expected divergence with rounded inputs.  usual: the same for the type's own formats.
     """
 
     formats: dict[str, str]

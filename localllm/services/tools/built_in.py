@@ -148,7 +148,7 @@ def make_search_tool(folders: AllowedFolders) -> OfferedTool:
 
 
 def find_passages(folders: AllowedFolders, paths: Sequence[str], text: str) -> str:
-    """Return the passages that contain most words of a text, each below its location, or ""."""
+    """Return the passages that share the most words with a text, each below its location, or ""."""
     from localllm.services.search.index import PassageIndex  # imports SQLite
     from localllm.services.search.passages import split_passages
     from localllm.services.search.ranking import extract_words

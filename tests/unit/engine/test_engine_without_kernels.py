@@ -189,7 +189,11 @@ def test_invalid_requests_are_refused_before_anything_runs(engine):
     sequence.append([1] * 298)
     for requests, error, message in (
         ([(sequence, [1]), (sequence, [1])], UsageError, "a sequence can be in a run only once"),
-        ([(of_another, [1])], UsageError, "a sequence belongs to the model that created it"),
+        (
+            [(of_another, [1])],
+            UsageError,
+            "this sequence was created by another model: create one with this model's sequence()",
+        ),
         ([(sequence, [1] * 3)], ContextError, TOO_LONG),
         ([(sequence, [100])], UsageError, "token ids must be a list of integers from 0 to 99"),
         ([(sequence, [])], UsageError, "token ids must be a list of integers from 0 to 99"),

@@ -198,7 +198,7 @@ def test_included_and_excluded_weights_limit_the_importance(model: Path, imatrix
 
 def test_tensors_that_cannot_be_quantized_are_refused(model: Path, tmp_path: Path):
     whole = write_model(tmp_path / "whole.gguf", {"blk.0.attn_q.weight": np.ones((4, 256), np.int32)})
-    with pytest.raises(ModelError, match=r"tensor blk\.0\.attn_q\.weight: I32 cannot become Q8_0"):
+    with pytest.raises(ModelError, match=r"tensor blk\.0\.attn_q\.weight: I32 cannot be converted to Q8_0"):
         plan(whole, "Q8_0")
     assert plan(whole, "COPY").jobs[0].is_copied
     with pytest.raises(ModelError, match="must have at least one tensor"):

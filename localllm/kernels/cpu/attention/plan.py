@@ -68,7 +68,7 @@ def add_unit(unit, table, kv_head, first_row, rows, lowest, begin, end, split, f
 
 @device
 def compute_unit_rows(count, group):
-    """Return the maximum number of rows of a unit.
+    """Return the maximum number of rows of a work unit, each a query head of a token.
 
     count: kernel_tokens; group: query heads per key-value head. For few tokens a unit has whole tokens, so that each
     token uses the kernel that it would use alone.
@@ -92,10 +92,10 @@ def compute_section_keys(a, sequence, position):
 
 @device
 def add_tokens(a, sequence, unit, first, count, start, splits, span):
-    """Write the units of tokens of a sequence; return the address after them.
+    """Write the work units of a sequence's tokens; return the address after them.
 
-    first: the first token's index in the run; start: its position; splits: number of sections of the context; span:
-    keys of a section.
+    a: the arguments; unit: address of the first one; first: the first token's index in the run; start: its position;
+    splits: number of sections of the context; span: number of keys in a section.
     """
     group = load_argument(a, PLAN.heads) // load_argument(a, PLAN.kv_heads)
     rows, at_once = count * group, compute_unit_rows(load_argument(sequence, SEQUENCE.kernel_tokens), group)
