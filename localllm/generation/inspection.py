@@ -276,7 +276,7 @@ def list_layers(layers: int | Iterable[int] | None, count: int) -> list[int]:
     if not some:
         raise UsageError("layers must not be empty")
     if any(isinstance(layer, int) and layer < 0 for layer in some):
-        raise UsageError(f"a layer must be from 0 to {count}, which is the last one's output; found {min(some)}")
+        raise UsageError(f"layers must be from 0 to {count}, the output of the last layer, not {min(some)}")
     return [require_integer("a layer", layer) for layer in some]
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakMethod
 
 import numpy as np
 
@@ -86,7 +87,13 @@ class Subscriber:
         self._events: asyncio.Queue[TokenEvent | LocalllmError | None] = asyncio.Queue()
         self.progress: PromptProgress | None = None
         self._wants_progress, self._prefill_start = wants_progress, 0.0
-        options = replace(request.task.options, on_progress=self._report_progress)
+        report = WeakMethod(self._report_progress)  # the request must not own its subscriber, which owns it
+
+        def report_progress(done: int, total: int) -> None:
+            if method := report():
+                method(done, total)
+
+        options = replace(request.task.options, on_progress=report_progress)
         request.task = replace(request.task, options=options)
 
     def _report_progress(self, done: int, total: int) -> None:

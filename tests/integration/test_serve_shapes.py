@@ -93,6 +93,8 @@ def usage(prompt: int, cached: int, written: int, thought: int) -> dict[str, Any
 
 CHAT = {"id": "chatcmpl-*", "object": "chat.completion", "created": 0, "model": "scripted", "system_fingerprint": None}
 CHUNK = CHAT | {"object": "chat.completion.chunk"}
+RATES = "n", "ms", "per_token_ms", "per_second"
+TIMINGS = {"cache_n", *(f"{part}_{rate}" for part in ("prompt", "predicted") for rate in RATES)}
 LONGEST = len(SCRIPT["all"])  # a letter is a token, and some marks are one, too
 
 
@@ -100,7 +102,8 @@ def test_a_chat_completion_has_all_documented_fields(served: Served):
     reply = masked_reply(served.post("/v1/chat/completions", {"messages": asked("all"), "tools": TOOLS}))
     call = {"id": "*", "type": "function", "function": CALLED}
     message = {"role": "assistant", "content": "So", "reasoning_content": "Hm", "tool_calls": [call]}
-    used = reply.pop("usage")
+    used, timings = reply.pop("usage"), reply.pop("timings")
+    assert {*timings} == TIMINGS
     assert reply == {**CHAT, "choices": [
         {"index": 0, "message": message, "logprobs": None, "finish_reason": "tool_calls"}]}  # fmt: skip
     details = used["prompt_tokens"], used["prompt_tokens_details"]["cached_tokens"], used["completion_tokens"]
@@ -115,7 +118,9 @@ def chunk(delta: dict[str, Any], reason: str | None = None, **more: Any) -> dict
 def test_a_streamed_chat_has_all_documented_fields(served: Served):
     reply = served.post("/v1/chat/completions", {"messages": asked("all"), "tools": TOOLS, "stream": True})
     call = {"index": 0, "id": "*", "type": "function", "function": {"name": "f", "arguments": ""}}
-    assert join_events(reply.events) == [
+    events = join_events(reply.events)
+    assert {*events[-1].pop("timings")} == TIMINGS
+    assert events == [
         chunk({"role": "assistant", "content": ""}), chunk({"reasoning_content": "Hm"}), chunk({"content": "So"}),
         chunk({"tool_calls": [call]}),
         chunk({"tool_calls": [{"index": 0, "function": {"arguments": CALLED["arguments"]}}]}),
@@ -134,6 +139,7 @@ def test_a_streamed_chat_ends_with_its_usage(served: Served):
         chunk({}, "stop", usage=None),
     ]  # fmt: skip
     cached = last["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert {*last.pop("timings")} == TIMINGS
     assert last == {**CHUNK, "choices": [], "usage": usage(24, cached, 2, 0)}
 
 
@@ -144,7 +150,8 @@ def test_a_completion_has_all_documented_fields(served: Served):
     """Continue a question in ChatML; each letter has its offset."""
     body = {"prompt": "<|im_start|>user\nshort<|im_end|>\n<|im_start|>assistant\n", "logprobs": 2}
     reply = masked_reply(served.post("/v1/completions", body))
-    [choice], used = reply.pop("choices"), reply.pop("usage")
+    [choice], used, timings = (reply.pop(name) for name in ("choices", "usage", "timings"))
+    assert {*timings} == TIMINGS
     assert reply == CHAT | {"id": "cmpl-*", "object": "text_completion"}
     assert used == usage(used["prompt_tokens"], used["prompt_tokens_details"]["cached_tokens"], 2, 0)
     top = choice["logprobs"].pop("top_logprobs")

@@ -35,7 +35,8 @@ def rm(
             raise UsageError(
                 f"{removable.name}: cannot ask for confirmation without a terminal; remove it with --force"
             )
-        if not confirm(f"Remove {removable.name} ({format_size(removable.size)}, {removable.path})?"):
+        users = f" {', '.join(dependents)} would be left without a model." if dependents else ""
+        if not confirm(f"Remove {removable.name} ({format_size(removable.size)}, {removable.path})?{users}"):
             return
     for path in removable.files:
         try:

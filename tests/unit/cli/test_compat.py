@@ -268,7 +268,10 @@ def test_documented_command_lines_are_accepted(line: str):
         ("perplexity -m M -f x --ppl-stride 4", "--ppl-stride: only the default is supported"),
         ("imatrix -m M -f x --chunk 5", "--chunk: texts are always read from the beginning"),
         ("run M --format json x", "--format: use --json-schema '{}' for any JSON"),
-        ("inspect M --modelfile", "--modelfile: use `localllm inspect --json`, which has all metadata"),
+        (
+            "inspect M --modelfile",
+            "--modelfile: use /show in `localllm chat MODEL`, or `localllm inspect --json`, which has all metadata",
+        ),
     ],
 )
 def test_unsupported_options_are_refused_with_a_reason(line: str, message: str):
@@ -516,7 +519,7 @@ def test_mistyped_formats_and_chat_commands_get_a_suggestion(tiny: str, cli):
     [
         ("/set blub", "unknown option 'blub'; press Tab after /set to list the options"),
         ("/set num_gpu 3", "unknown option 'num_gpu'; use --gpu-layers when you start the chat"),
-        ("/set nohistory", "unknown option 'nohistory'; press Tab after /set to list the options"),
+        ("/set nohistory", "unknown option 'nohistory'; the history of questions cannot be switched off"),
         ("/set parameter temperatur 0.2", "unknown option 'temperatur'; did you mean temperature?"),
         ("/set parameter", "usage: /set parameter NAME VALUE"),
         ("/set num_ctx", "usage: /set num_ctx VALUE"),

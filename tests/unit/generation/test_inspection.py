@@ -162,6 +162,7 @@ def test_a_repeated_prompt_calls_the_hook_again(model: localllm.Model):
     ("call", "message"),
     [
         (lambda model: model.hidden_states(TEXT, [99]), r"^layers must be from 0 to 2, .* not 99$"),
+        (lambda model: model.hidden_states(TEXT, -1), r"^layers must be from 0 to 2, .* not -1$"),
         (lambda model: model.hidden_states(TEXT, []), "^layers must not be empty$"),
         (lambda model: model.hidden_states([]), "^the text is empty$"),
         (lambda model: model.hooked(3), "^function must be callable, not int$"),

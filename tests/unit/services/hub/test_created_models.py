@@ -9,6 +9,7 @@ import pytest
 from adapters import random_adapter, write_adapter
 
 import localllm
+from localllm.cli.commands import rm
 from localllm.cli.commands.serve import list_local_models
 from localllm.files.gguf.file import GGUFFile
 from localllm.services.hub.name_settings import read_messages
@@ -178,6 +179,15 @@ def test_removing_a_model_tells_the_names_without_one(folder: Path, cli):
         == "localllm: warning: the model of these names is removed: mario; remove them with `localllm rm NAME`\n"
     )
     assert cli("run", "mario", "-p", "Hi")[0] == 3 and "mario" not in [each.name for each in list_local_models()]
+
+
+def test_rm_asks_with_the_names_that_would_lose_their_model(folder: Path, cli, monkeypatch):
+    create(cli, "FROM base\n")
+    questions: list[str] = []
+    monkeypatch.setattr(rm, "is_terminal", lambda stream: True)
+    monkeypatch.setattr(rm, "confirm", lambda question: questions.append(question))
+    assert cli("rm", "base")[0] == 0 and (folder / "models" / "base.gguf").exists()
+    assert questions[0].startswith("Remove base (") and questions[0].endswith("? mario would be left without a model.")
 
 
 @pytest.mark.parametrize("moves", [False, True])
