@@ -625,7 +625,7 @@ def test_content_parts_equal_their_joined_text(model):
         ([{"type": "text"}], "must have a string as its text"),
         ([5], "a content part must be"),
         (5, "found int"),
-        (b"x", "not bytes"),
+        (b"x", "found bytes"),
     ):
         with pytest.raises(UsageError, match=problem):
             model.chat([{"role": "user", "content": content}])

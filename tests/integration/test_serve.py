@@ -471,7 +471,7 @@ def test_without_the_extra_serve_explains_what_to_install(cli, monkeypatch):
     ("arguments", "message"),
     [
         (["--host", "0.0.0.0"], "--host lets other computers connect: add --api-key-file FILE"),
-        (["--memory", "much"], "--memory: 'much' is not a size"),
+        (["--memory", "much"], "--memory: must be a size in bytes, such as 500M or 8G, not 'much'"),
         (["a=" + GUIDE, "a=" + GUIDE], "two models are named a"),
         (["no-such-model"], "no-such-model"),
         (["--port", "99999999"], "cannot listen on"),
@@ -484,7 +484,11 @@ def test_invalid_options_of_serve_are_refused(cli, arguments: list, message: str
 
 def test_keys_come_from_a_file(cli, tmp_path):
     file = tmp_path / "keys"
-    for text, message in (("\n", "has no key"), ("# a laptop\n\n", "has no key"), ("short\n", "8 ASCII characters")):
+    for text, message in (
+        ("\n", "must have at least one key"),
+        ("# a laptop\n\n", "must have at least one key"),
+        ("short\n", "at least 8 characters"),
+    ):
         file.write_text(text)
         assert message in cli("serve", GUIDE, "--api-key-file", file)[2]
 

@@ -246,7 +246,13 @@ def test_anthropic_counts_tokens_and_raises_the_right_errors(claude, served: Ser
     with pytest.raises(anthropic.BadRequestError, match="but the context holds only 4096"):
         claude.messages.create(model="scripted", max_tokens=9, messages=asking("x" * 5000))
     error = served.post("/v1/messages", {"messages": USER}).json
-    assert error == {"type": "error", "error": {"type": "invalid_request_error", "message": "max_tokens is missing"}}
+    assert error == {
+        "type": "error",
+        "error": {
+            "type": "invalid_request_error",
+            "message": "max_tokens is missing: set the maximum number of tokens to generate",
+        },
+    }
 
 
 def test_a_changing_system_line_is_dropped_to_keep_the_prefix(served: Served):

@@ -40,7 +40,7 @@ class Talker(FakeEngine):
         super().__init__(tokenizer.vocab_size, self.next_token, context)
         self._tokenizer, self.tail = tokenizer, tokenizer.encode(HEADER, special=True)
         self.hyperparameters = SimpleNamespace(
-            arch="llama", context=512, states=tuple, fills=False, bidirectional=False, start_token=None
+            arch="llama", context=512, states=tuple, is_diffusion=False, bidirectional=False, start_token=None
         )
         self.lock, self.warning, self._answers = create_lock(self), None, dict[str, list[int]]()
 

@@ -112,8 +112,8 @@ def read_encoder_sizes(c: VisionConfig, names: Mapping[str, str] = {}, **sizes: 
     result = EncoderSizes(**read, **sizes, out=c.out)
     if result.width % result.heads or not result.patch <= result.side <= MAX_SIDE:
         raise c.vision.make_error(
-            "vision_config: hidden_size must be divisible by num_attention_heads, and image_size be from patch_size"
-            f" to {MAX_SIDE}"
+            "vision_config: hidden_size must be divisible by num_attention_heads, and image_size must be from "
+            f"patch_size to {MAX_SIDE}"
         )
     return result
 

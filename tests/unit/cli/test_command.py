@@ -197,7 +197,8 @@ def test_each_llama_cpp_option_is_either_known_or_refused():
     positions = {"--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--yarn-orig-ctx"}
     device = {"-ngl", "--gpu-layers", "--n-gpu-layers", "-dev", "--device"}
     adapters = set(llama_names.UNSUPPORTED[llama_names._ADAPTER].split())
-    elsewhere = positions | device | adapters  # not all commands have them
+    shown = {"--system", "--template"}  # Ollama's `show` has them as flags
+    elsewhere = positions | device | adapters | shown  # not all commands have them
     for name_of in ("run", "chat"):
         params = list_params(name_of)
         known = {name for param in params for name in param.names} - elsewhere

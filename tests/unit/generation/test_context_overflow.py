@@ -292,7 +292,10 @@ def test_run_explains_how_to_fit_a_long_prompt(tiny, cli):
     )
     assert cli(*long[:4], "x" * 600, *long[5:])[2].endswith(f", 345 too many: shorten it, {some} or shift\n")
     code, _, err = cli(*long, "--on-overflow", "shift", "--keep", "7")
-    assert (code, err) == (0, "localllm: the context is full: 192 tokens after the first 7 were dropped\n")
+    assert (code, err) == (
+        0,
+        "localllm: the context is full: 192 tokens after the first 7 were dropped; raise -c to keep more\n",
+    )
     code, out, err = cli("run", tiny, "--raw", "-p", "x", "--temp", "0", "-c", "100", "--json")
     assert code == 0 and '"dropped_tokens": 0' in out
     code, out, _ = cli(*long, "--on-overflow", "shift", "--keep", "7", "--json")

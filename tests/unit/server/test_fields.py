@@ -66,7 +66,7 @@ def test_each_field_becomes_its_option_only(name: str):
     """Change nothing else, and report no field as ignored."""
     question, asks = INTERFACES[name]
     usual = {"model": None, "prompts": ["x"] if name == "text" else [asked("x")], "n": 1, "top_logprobs": None}
-    usual["context"] = []
+    usual |= {"context": [], "wants_progress": False}
     usual |= flat(GenerationOptions()) | ({"max_tokens": 16} if name == "text" else {})
     usual |= usual.pop("sampling")
     for fields, expected in [({}, {}), (DRAWN, DRAWN), *OWN[name]]:

@@ -688,8 +688,8 @@ def test_run_accepts_a_draft_model(cli, refused, tmp_path: Path):
     code, out, err = cli("chat", tiny, "--speculate", f"draft:{tiny}", *greedy, stdin=b"Hi")
     assert (code, out) == (0, expected["text"] + "\n")
     for arguments, wrong, message in (
-        ((), "draft:", "'draft:' must be auto, mtp, ngram, off or draft:MODEL"),
-        ((), "x", "'x' must be auto"),
+        ((), "draft:", "must be auto, mtp, ngram, off or draft:MODEL, not 'draft:'"),
+        ((), "x", "must be auto, mtp, ngram, off or draft:MODEL, not 'x'"),
         ((), f"draft:{other}", "a different vocabulary"),
         (("--n", "2"), f"draft:{tiny}", "for a single answer"),
     ):
