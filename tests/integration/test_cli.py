@@ -140,7 +140,7 @@ def test_without_arguments_usage_goes_to_stderr(cli):
         (
             2,
             ["run", "TINY", "-p", "x", "--n", "3", "--beams", "2"],
-            "3 answers need at least as many beams (found 2): raise beams, or lower n",
+            "3 answers need at least as many beams \\(found 2\\): raise beams, or lower n",
         ),
         (2, ["run", "TINY", "-p", "x", "--beams", "2", "--temp", "0"], "--temp cannot be combined"),
         (2, ["run", "TINY", "-p", "x", "--beams", "2", "-s", "1"], "-s cannot be combined"),
