@@ -45,7 +45,7 @@ _LAZY = {
     "Model": "localllm.api:Model",
     "Tokenizer": "localllm.text.tokenizer:Tokenizer",
 }
-# What opens a model in other packages.
+# Names that open a model in other packages.
 _ELSEWHERE = {"AutoModel", "AutoModelForCausalLM", "AutoTokenizer", "LLM", "Llama", "load", "load_model", "pipeline"}
 
 

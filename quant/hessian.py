@@ -64,7 +64,7 @@ class Hessian:
 
     @property
     def _is_small(self) -> bool:
-        """Whether the encoders of several dampings stay in memory."""
+        """Return whether the encoders of several dampings stay in memory."""
         return len(self.halves[0]) <= MAX_CACHED_COLUMNS
 
     def _build_encoder(self, half: int, damping: float) -> GptqEncoder:

@@ -88,7 +88,7 @@ def find_recipe(text: str) -> Recipe:
 
 
 class ModelProperties(NamedTuple):
-    """What the rules need to know about a model."""
+    """The facts about a model that the rules depend on."""
 
     arch: str
     layers: int
@@ -138,12 +138,12 @@ class MatrixPosition(NamedTuple):
 
     @property
     def gets_more_bits(self) -> bool:
-        """Whether the layer is in the first or last eighth, or every third one in between."""
+        """Return whether the layer is in the first or last eighth, or every third one in between."""
         return self.in_first_eighth or self.in_last_eighth or (self.layer - self.layers // 8) % 3 == 2
 
     @property
     def shares_keys(self) -> bool:
-        """Whether at least 4 query heads share a key-value head, so that attn_v is small and matters more."""
+        """Return whether at least 4 query heads share a key-value head, so that attn_v is small and matters more."""
         return self.model.grouping >= 4
 
 

@@ -143,3 +143,23 @@ def test_names_used_by_tests_and_scripts_exist():
 def test_missing_names_are_found():
     source = "from localllm import errors\nfrom localllm.errors import Gone, UsageError\nerrors.ModelError, errors.Lost"
     assert missing_names(source) == ["localllm.errors.Gone", "localllm.errors.Lost"]
+
+
+QUESTION = re.compile("(Whether|What|How|Which) ")
+
+
+def list_questions(source: str) -> list[str]:
+    """Return the names of functions and classes whose docstrings begin with a word of a question."""
+    kinds = ast.FunctionDef | ast.ClassDef
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
+    return [node.name for node in nodes if QUESTION.match(ast.get_docstring(node) or "")]
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun():
+    wrong = {module: names for module, source in SOURCES.items() if (names := list_questions(source))}
+    assert not wrong, 'write "Return whether ...", or name what a class holds'
+
+
+def test_a_question_for_a_docstring_is_noticed():
+    assert list_questions('def f():\n    """Whether it is."""\nclass C:\n    """How."""\n') == ["f"]
+    assert list_questions('class C:\n    """What it holds."""\n') == ["C"]

@@ -369,7 +369,7 @@ class Engine:
 
     @property
     def has_draft_head(self) -> bool:
-        """Whether the model or another file provides a draft head."""
+        """Return whether the model or another file provides a draft head."""
         return self._head_source is not None
 
     @property
@@ -467,7 +467,7 @@ class Engine:
 
     @property
     def can_shift(self) -> bool:
-        """Whether tokens can be moved to other positions."""
+        """Return whether tokens can be moved to other positions."""
         try:
             self.require_shift()
         except (UsageError, UnsupportedError):

@@ -22,7 +22,7 @@ DEVICES = re.compile(r"cpu|auto|reference|cuda(:\d{1,3})?")
 
 @frozen
 class EngineOptions:
-    """How a model is run.
+    """The options of an engine.
 
     Attributes:
         threads: compute threads; None: the available physical cores.

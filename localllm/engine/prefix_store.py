@@ -160,7 +160,7 @@ class PrefixStore:
 
     @cached_property
     def _is_disabled(self) -> bool:
-        """Whether the user has set the size limit of the prefix cache to 0."""
+        """Return whether the user has set the size limit of the prefix cache to 0."""
         return get_size_limit() == 0
 
     # ---- lookup

@@ -30,7 +30,7 @@ MIN_CACHED_TOKENS = 512  # longer prompts are worth caching on disk: about a sec
 
 
 class RunPlan(NamedTuple):
-    """How prompts are divided: `first` tokens per run up to DEEP_POSITION, then `later`.
+    """The division of prompts into runs: `first` tokens per run up to DEEP_POSITION, then `later`.
 
     exact: see EXACT_TOKENS. kernel_limits: see localllm.engine.backend.Backend; empty if results may depend on the
     other tokens of a run. is_measuring: all activations keep 16 bits, by the same kernels for prompts of any length.

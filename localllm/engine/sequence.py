@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class SequenceRunner(Protocol):
-    """What a sequence uses of its engine.
+    """The methods of an engine that its sequences use.
 
     Attributes:
         context: maximum number of tokens in a sequence.  vocab_size: length of a row of logits.
@@ -109,7 +109,7 @@ class Sequence:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed or garbage-collected."""
+        """Return whether it was closed or garbage-collected."""
         return not self._finalizer.alive
 
     @property

@@ -93,7 +93,7 @@ class Download:
 
     @property
     def is_verified(self) -> bool:
-        """Whether size and checksum are those of the complete file."""
+        """Return whether size and checksum are those of the complete file."""
         return self.position == self.size and self._hash.hexdigest() == self.sha256
 
     def restart(self) -> None:

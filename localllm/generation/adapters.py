@@ -53,7 +53,7 @@ def order_scales(engine: "Engine", lora: Mapping[str, float]) -> Scales:
 
 
 def is_index(name: str, count: int) -> bool:
-    """Whether a name is the decimal index of one of `count` adapters."""
+    """Return whether a name is the decimal index of one of `count` adapters."""
     return name.isdecimal() and len(name) < 4 and int(name) < count
 
 

@@ -110,7 +110,7 @@ class PicklableAnswer:
 
 
 def has_schema(options: "GenerationOptions") -> bool:
-    """Whether answers with these options are constrained by a JSON schema."""
+    """Return whether answers with these options are constrained by a JSON schema."""
     return options.constraint is not None and options.constraint.kind == "schema"
 
 

@@ -116,7 +116,7 @@ class Transcript:
 
     @property
     def has_stopped(self) -> bool:
-        """Whether a stop string was found, or the model repeats a tool call."""
+        """Return whether a stop string was found, or the model repeats a tool call."""
         return self._stops.found or (self._json_reader is not None and self._json_reader.repeats)
 
     @property
@@ -131,7 +131,7 @@ class Transcript:
 
     @property
     def is_between_parts(self) -> bool:
-        """Whether the next token would begin a part or its header."""
+        """Return whether the next token would begin a part or its header."""
         return self._splitter.is_between_parts
 
     @property
@@ -276,7 +276,7 @@ class UnionMatcher:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer must end now."""
+        """Return whether the answer must end now."""
         return all(matcher.is_complete for matcher in self._matchers)
 
     def get_expected_tokens(self) -> list[int]:
@@ -313,13 +313,13 @@ class AnswerState:
 
     @property
     def _may_think(self) -> bool:
-        """Whether reasoning may begin, or, in formats with headers, any part that has a header."""
+        """Return whether reasoning may begin, or, in formats with headers, any part that has a header."""
         thinking = self._thinking
         return bool(thinking.starts) and (self._has_headers or thinking.budget != 0)
 
     @property
     def _has_headers(self) -> bool:
-        """Whether every part of the model's output begins with a header."""
+        """Return whether every part of the model's output begins with a header."""
         return self._thinking.format is not None and self._thinking.format.repeats
 
     def copy(self) -> "AnswerState":
@@ -336,13 +336,13 @@ class AnswerState:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the answer has ended, at a stop string or because its constraint allows nothing more."""
+        """Return whether the answer has ended, at a stop string or because its constraint allows nothing more."""
         is_complete = self._matcher is not None and self.transcript.kind == ANSWER and self._matcher.is_complete
         return is_complete or self.transcript.has_stopped
 
     @property
     def is_needed(self) -> bool:
-        """Whether any tokens may have to be masked."""
+        """Return whether any tokens may have to be masked."""
         return self._matcher is not None or self._calls is not None or self._thinking.budget is not None
 
     def compute_allowed_mask(self, vocab: int) -> np.ndarray | None:

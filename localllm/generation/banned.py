@@ -114,7 +114,7 @@ class BannedStrings:
         return mask
 
     def _allows_text(self, mask: np.ndarray) -> bool:
-        """Whether a mask, bool [vocab], allows a token that is not white space."""
+        """Return whether a mask, bool [vocab], allows a token that is not white space."""
         tokens = np.flatnonzero(mask)
         if len(tokens) > MAX_WHITE_SPACE_TOKENS:
             return True

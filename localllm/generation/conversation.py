@@ -101,7 +101,7 @@ class Conversation(Generic[A]):
 
     @property
     def is_single_turn(self) -> bool:
-        """Whether the model answers single questions only."""
+        """Return whether the model answers single questions only."""
         return False
 
     def count(self, text: str) -> int:
@@ -187,12 +187,12 @@ class Conversation(Generic[A]):
 
 
 def is_conversation(prompt: "str | list[int] | Sequence[Message]") -> bool:
-    """Whether a prompt is a list of messages."""
+    """Return whether a prompt is a list of messages."""
     return isinstance(prompt, Sequence) and any(isinstance(item, dict) for item in prompt)
 
 
 def has_calls(message: Message) -> bool:
-    """Whether a message has tool calls or is the result of one."""
+    """Return whether a message has tool calls or is the result of one."""
     return isinstance(message, dict) and bool(message.get("role") == "tool" or message.get("tool_calls"))
 
 
@@ -252,7 +252,7 @@ class AnswerDefaults:
 
 
 def is_instruction(message: Message) -> bool:
-    """Whether a message replaces the default system message."""
+    """Return whether a message replaces the default system message."""
     return isinstance(message, dict) and message.get("role") in INSTRUCTION_ROLES
 
 
@@ -272,7 +272,7 @@ class ChatFormat:
 
     @cached_property
     def has_thinking_choice(self) -> bool:
-        """Whether turning thinking on or off changes the rendered prompt; True if rendering fails."""
+        """Return whether turning thinking on or off changes the rendered prompt; True if rendering fails."""
         choices = (make_template_variables(self.template.source, think, None) for think in THINK if think != "auto")
         try:
             question = [{"role": "user", "content": "?"}]

@@ -147,7 +147,7 @@ class GenerationOptions:
 
     @property
     def is_compact(self) -> bool:
-        """Whether the answer is JSON whose white space is removed."""
+        """Return whether the answer is JSON whose white space is removed."""
         return self.constraint is not None and self.constraint.is_compact
 
     def ends_answer(self, ids: list[int], row: "np.ndarray") -> bool:

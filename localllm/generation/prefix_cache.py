@@ -300,7 +300,7 @@ class PrefixCache:
                 yield candidate
 
     def _is_measured(self, sequence: "Sequence | ShiftedSequence") -> bool:
-        """Whether all activations of a sequence had 16 bits, so that other prompts must not continue it."""
+        """Return whether all activations of a sequence had 16 bits, so that other prompts must not continue it."""
         segments = self._segments.get(sequence)
         return segments is not None and segments.runs.is_measuring
 

@@ -154,7 +154,7 @@ class ChannelFormat:
         return replace(self, heads=heads, others=other_marks, closes=ESCAPE + self.closes)
 
     def _may_be_header(self, text: str) -> bool:
-        """Whether a string may begin with a mark: all marks begin with the same two characters."""
+        """Return whether a string may begin with a mark: all marks begin with the same two characters."""
         begin, bare = self.closes[:2], text.lstrip()
         return bare.startswith(begin) or begin.startswith(bare)
 
@@ -199,14 +199,14 @@ def detect_format(template: str, tokenizer: "Tokenizer") -> ThinkingFormat | Non
 
 
 def _is_in_template(format: ThinkingFormat, template: str) -> bool:
-    """Whether a template contains the marks of a format."""
+    """Return whether a template contains the marks of a format."""
     if isinstance(format, ChannelFormat):
         return all(mark in template for mark in (*format.heads, format.closes, *format.others[:1], format.thought))
     return format.marks[-1] in template
 
 
 def _has_mark_tokens(format: ThinkingFormat, tokenizer: "Tokenizer") -> bool:
-    """Whether each mark of a format is a token of the vocabulary."""
+    """Return whether each mark of a format is a token of the vocabulary."""
     return all(tokenizer.get_special_id(mark) is not None for mark in format.marks)
 
 
@@ -285,7 +285,7 @@ class ReasoningParser:
 
     @property
     def is_between_parts(self) -> bool:
-        """Whether neither a part nor its header has begun."""
+        """Return whether neither a part nor its header has begun."""
         return self.kind is None and not self._buffer
 
     def copy(self) -> "ReasoningParser":
@@ -389,5 +389,5 @@ def make_template_variables(template: str, think: str, budget: int | None) -> di
 
 
 def _mentions(template: str, value: str) -> bool:
-    """Whether a template contains a string literal."""
+    """Return whether a template contains a string literal."""
     return f"'{value}'" in template or f'"{value}"' in template

@@ -175,7 +175,7 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        """Whether the request has failed or all of its answers are finished."""
+        """Return whether the request has failed or all of its answers are finished."""
         return self.error is not None or (bool(self.answers) and all(answer.finish_reason for answer in self.answers))
 
     def create_answers(
@@ -314,12 +314,12 @@ class Completion(PicklableAnswer):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer has ended or reached its limit."""
+        """Return whether the answer has ended or reached its limit."""
         return self.has_ended or len(self.ids) == self._limit
 
     @property
     def is_full(self) -> bool:
-        """Whether the answer ended because the context was full."""
+        """Return whether the answer ended because the context was full."""
         return self.finish_reason == "length" and self.completion_tokens != self.options.max_tokens
 
     @property
@@ -334,12 +334,12 @@ class Completion(PicklableAnswer):
 
     @property
     def has_begun(self) -> bool:
-        """Whether the answer has a token."""
+        """Return whether the answer has a token."""
         return len(self.ids) > len(self.prompt)
 
     @property
     def is_decoding(self) -> bool:
-        """Whether the next step appends its newest token: the prompt is prefilled, and the answer is not stopped."""
+        """Return whether the next step appends its newest token: prefill is done, and the answer is not stopped."""
         return not self.is_stopped and len(self.ids) > len(self.prompt) and not self.pending_tokens
 
     @property

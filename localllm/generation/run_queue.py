@@ -56,12 +56,12 @@ class QueuedStep:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has run or failed."""
+        """Return whether it has run or failed."""
         return self.rows is not None or self.error is not None
 
     @property
     def wants_more(self) -> bool:
-        """Whether a span has more than one token."""
+        """Return whether a span has more than one token."""
         return self.size > len(self.spans)
 
     @cached_property

@@ -92,7 +92,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether an answer needs prefill or decode steps."""
+        """Return whether an answer needs prefill or decode steps."""
         if self._stopping:
             self.waiting = deque(answer for answer in self.waiting if answer.request.begun)
         return bool(self.running) or self._get_next() is not None

@@ -202,7 +202,7 @@ class Session(Conversation[Generation]):
 
     @property
     def is_single_turn(self) -> bool:
-        """Whether the model is an encoder-decoder, which answers single questions only."""
+        """Return whether the model is an encoder-decoder, which answers single questions only."""
         return self.cache.engine.hyperparameters.start_token is not None
 
     def require_conversation(self) -> None:

@@ -45,7 +45,7 @@ OnStage = Callable[[str, int, int, str], None]  # (stage, steps done so far, all
 
 @frozen
 class QuantizeRequest:
-    """What the user asks of a quantization: the type, and the options that change single tensors or files."""
+    """A user's settings of a quantization: the type, and the options that change single tensors or files."""
 
     recipe: Recipe
     options: RecipeOptions = field(default_factory=RecipeOptions)

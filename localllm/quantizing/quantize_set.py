@@ -266,7 +266,7 @@ class QuantizeSet:
 
     @property
     def resumes(self) -> bool:
-        """Whether an earlier run has left all its files, so that this one continues it."""
+        """Return whether an earlier run has left all its files, so that this one continues it."""
         names = self._names[: self._state.done]
         return self._state.done > 0 and all(
             file.has_bytes(file.compute_length(names)) for group in self._files for file in group
@@ -466,7 +466,7 @@ class SequentialSet:
 
 
 class Divergence(NamedTuple):
-    """How much a file's predictions differ from the original's.
+    """The divergence of a file's predictions from the original's.
 
     Attributes:
         mean: Kullback-Leibler divergence, in nats.  error: its standard error.

@@ -33,7 +33,7 @@ OnTensor = Callable[[int, int, str], None]  # (tensors done, all, name)
 
 @frozen
 class TensorReport:
-    """What verification found about a tensor.
+    """The result of verifying a tensor.
 
     Attributes:
         problem: the defect, or None.
@@ -75,7 +75,7 @@ class FormatSummary(TypedDict):
 
 @frozen
 class Verification:
-    """What verification found about a file; problems and warnings are sentences."""
+    """The result of verifying a file; problems and warnings are sentences."""
 
     files: Sequence[FileChecksum]
     tensors: Sequence[TensorReport]

@@ -31,7 +31,7 @@ class StoppedError(LocalllmError):
 
 
 class PromptProgress(NamedTuple):
-    """How much of a prompt is prefilled, as llama-server reports it.
+    """The progress of a prompt's prefill, as llama-server reports it.
 
     Attributes:
         total: tokens of the prompt.  cache: how many of them are from the prefix cache.

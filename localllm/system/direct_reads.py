@@ -8,7 +8,7 @@ import ctypes
 import os
 import sys
 
-from localllm.system.files import READ, SHARE_ALL, load_kernel32, raise_last_error, to_long_path
+from localllm.system.files import OPEN_EXISTING, READ, create_handle, load_kernel32, raise_last_error
 
 BLOCK = 4096  # bytes
 NO_BUFFERING = 0x20000000  # Windows: FILE_FLAG_NO_BUFFERING
@@ -20,7 +20,9 @@ class DirectFile:
 
     def __init__(self, path: str):
         """Open a file. Raises OSError."""
-        self._handle = open_windows_handle(path) if sys.platform == "win32" else open_direct(path)
+        self._handle = (
+            create_handle(path, READ, OPEN_EXISTING, NO_BUFFERING) if sys.platform == "win32" else open_direct(path)
+        )
 
     def read_into(self, target: memoryview, offset: int) -> int:
         """Read until the target is full or the file ends; return the number of bytes. Raises OSError."""
@@ -66,19 +68,6 @@ class Overlapped(ctypes.Structure):
         ("offset_high", ctypes.c_uint32),
         ("event", ctypes.c_void_p),
     )
-
-
-def open_windows_handle(path: str) -> int:
-    create = load_kernel32().CreateFileW
-    create.restype = ctypes.c_void_p
-    create.argtypes = [
-        ctypes.c_wchar_p, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32,
-        ctypes.c_void_p,
-    ]  # fmt: skip
-    handle = create(to_long_path(path), READ, SHARE_ALL, None, 3, NO_BUFFERING, None)  # 3: OPEN_EXISTING
-    if handle in (None, ctypes.c_void_p(-1).value):
-        raise_last_error(path)
-    return int(handle)
 
 
 def read_windows_handle(handle: int, target: memoryview, offset: int) -> int:

@@ -17,8 +17,8 @@ NAME_UNITS = 255  # maximum length of a file name on almost all systems: in byte
 DEVICES = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[1-9¹²³])\s*(\.|:|$)", re.IGNORECASE)
 FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
 REPLACE_SECONDS = 1.0  # seconds to retry on Windows: a virus scanner may have the file open
-# Windows: CreateFileW's access and sharing flags.
-READ, WRITE, SHARE_ALL = 0x80000000, 0x40000000, 1 | 2 | 4
+# Windows: CreateFileW's access and sharing flags, and a disposition.
+READ, WRITE, SHARE_ALL, OPEN_EXISTING = 0x80000000, 0x40000000, 1 | 2 | 4, 3
 
 
 # ---- folders and names
@@ -181,17 +181,24 @@ def open_shared(path: str, flags: int) -> int:
 
     write = flags & (os.O_WRONLY | os.O_RDWR)
     access = (WRITE if write else 0) | (READ if flags & os.O_RDWR or not write else 0)
-    # OPEN_EXISTING, CREATE_NEW, OPEN_ALWAYS
-    disposition = 3 if not flags & os.O_CREAT else 1 if flags & os.O_EXCL else 4
+    handle = create_handle(path, access, OPEN_EXISTING if not flags & os.O_CREAT else 1 if flags & os.O_EXCL else 4)
+    open_flags = flags & (os.O_APPEND | os.O_RDONLY) | os.O_BINARY | os.O_NOINHERIT  # type: ignore[attr-defined]
+    return int(msvcrt.open_osfhandle(handle, open_flags))  # type: ignore[attr-defined]
+
+
+def create_handle(path: str, access: int, disposition: int, attributes: int = 0x80) -> int:
+    """Open a file that other programs may rename and remove, and return Windows' handle. Raises OSError.
+
+    access: READ, WRITE or both.  disposition: OPEN_EXISTING, 1 (CREATE_NEW) or 4 (OPEN_ALWAYS).  attributes: and flags.
+    """
     create = load_kernel32().CreateFileW
     create.restype = ctypes.c_void_p
     numbers = [ctypes.c_uint32] * 2
     create.argtypes = [ctypes.c_wchar_p, *numbers, ctypes.c_void_p, *numbers, ctypes.c_void_p]
-    handle = create(to_long_path(path), access, SHARE_ALL, None, disposition, 0x80, None)
+    handle = create(to_long_path(path), access, SHARE_ALL, None, disposition, attributes, None)
     if handle in (None, ctypes.c_void_p(-1).value):
         raise_last_error(path)
-    open_flags = flags & (os.O_APPEND | os.O_RDONLY) | os.O_BINARY | os.O_NOINHERIT  # type: ignore[attr-defined]
-    return int(msvcrt.open_osfhandle(handle, open_flags))  # type: ignore[attr-defined]
+    return int(handle)
 
 
 def raise_last_error(path: str | None = None) -> NoReturn:

@@ -133,7 +133,7 @@ class ChatTemplate:
 
     @cached_property
     def _needs_parts(self) -> bool:
-        """Whether contents must be lists of parts, because the template drops plain strings (SmolVLM's)."""
+        """Return whether contents must be lists of parts, because the template drops plain strings (SmolVLM's)."""
         if "type" not in self.source:
             return False
 
@@ -148,7 +148,7 @@ class ChatTemplate:
 
     @cached_property
     def _uses_functions(self) -> bool:
-        """Whether the template reads tools from a JSON string named `functions`, as Firefunction's does."""
+        """Return whether the template reads tools from a JSON string named `functions`, as Firefunction's does."""
         return bool(re.search(r"\bfunctions\b", self.source)) and not re.search(r"\btools\b", self.source)
 
     def _make_function_variables(self, tools: Any) -> dict[str, str]:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @option_group("Session and display")
 class ChatView:
-    """Which session `chat` resumes, and how it shows answers."""
+    """The session that `chat` resumes, and the display of answers."""
 
     session: str | None = option(
         "--session", "Resume this session, or start it; it is saved after every answer.", "NAME"

@@ -69,7 +69,7 @@ class EncoderSizes:
 
 @frozen
 class ProjectorTensor:
-    """How a tensor of the projector is stored in the checkpoint.
+    """The form in which a checkpoint stores a tensor of the projector.
 
     Attributes:
         theirs: stored name without the prefix of the encoder or the projector.

@@ -35,7 +35,7 @@ FIRST_RUNS = RunShape(32, 1, 32, 1, PRECISE_TOKENS), RunShape(1, 1, 1, 1, PRECIS
 
 
 class VariantProduct(NamedTuple):
-    """What determines the kernel variants of a matrix product."""
+    """The properties that determine the kernel variants of a matrix product."""
 
     format: str
     few: int  # see `few_tokens`

@@ -293,7 +293,7 @@ MAX_HEADS, MAX_REGISTER_VALUES = 8, 128  # maximum query heads of a bundle, and 
 
 @frozen
 class FewTokenAttention:
-    """How attend_few's work (localllm.kernels.cuda.attention) is divided for heads of these dimensions."""
+    """The division of attend_few's work (localllm.kernels.cuda.attention) for heads of these dimensions."""
 
     key_dim: int
     value_dim: int

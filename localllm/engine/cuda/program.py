@@ -96,7 +96,7 @@ class BufferArena:
 
 
 class GpuContext(NamedTuple):
-    """What programs of all sizes share.
+    """The memory and settings that programs of all sizes share.
 
     imported: activations that the CPU computes, see `lower_operations`.
     """

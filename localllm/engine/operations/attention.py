@@ -63,7 +63,7 @@ class Attend(StateOperation):
 
     @property
     def has_keys(self) -> bool:
-        """Whether the layer writes new keys, and does not read those of an earlier layer."""
+        """Return whether the layer writes new keys, and does not read those of an earlier layer."""
         return len(self.inputs) > 1 + bool(self.choices)
 
     def prepare(self, steps: StepBuilder) -> AttentionArguments:

@@ -136,7 +136,7 @@ def count_indexer_heads(q: Activation, k: Activation, index: LatentState) -> int
 
 
 class SelectionLimits(NamedTuple):
-    """How many key blocks are selected, see SelectKeyBlocks."""
+    """The numbers of key blocks to select, see SelectKeyBlocks."""
 
     most: int
     block: int

@@ -42,7 +42,7 @@ SIZE_VARIABLE = "LOCALLLM_PREFIX_GB"  # environment variable for another limit, 
 
 @frozen
 class PrefixChunkInfo:
-    """Which tokens of a prompt a file holds: those after the chunk `before`, up to position `end`."""
+    """The tokens of a prompt that a file holds: those after the chunk `before`, up to position `end`."""
 
     model: str
     end: int

@@ -72,7 +72,7 @@ class TensorEntry(NamedTuple):
 
 
 class FileHeader(NamedTuple):
-    """What a file has before the weights: metadata and the table of tensors."""
+    """The beginning of a file, before its weights: metadata and the table of tensors."""
 
     metadata: Metadata
     entries: list[TensorEntry]

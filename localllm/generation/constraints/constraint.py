@@ -66,7 +66,7 @@ class Constraint:
 
     @property
     def promise(self) -> str:
-        """What a finished answer has done, for messages: "matched its schema"."""
+        """Return what a finished answer has done, for messages: "matched its schema"."""
         promises = {"schema": "matched its schema", "grammar": "matched its grammar"}
         return promises.get(self.kind, "matched its regex")
 
@@ -295,7 +295,7 @@ class Matcher:
         return self._matcher.try_consume_tokens(tokens) == len(tokens)
 
     def names_any_token(self, tokens: Container[int]) -> bool:
-        """Whether the grammar names any of these tokens by text or id."""
+        """Return whether the grammar names any of these tokens by text or id."""
         return isinstance(self._matcher, GrammarMatcher) and self._matcher.names_any_token(tokens)
 
     def compute_unfinished_mask(self, thinking: Thinking) -> np.ndarray:
@@ -314,7 +314,7 @@ class Matcher:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer must end now."""
+        """Return whether the answer must end now."""
         return self._matcher.is_stopped()
 
     def get_expected_tokens(self) -> list[int]:

@@ -144,7 +144,7 @@ class StateClosure:
 
     @property
     def has_arcs(self) -> bool:
-        """Whether any arc leaves the state."""
+        """Return whether any arc leaves the state."""
         return bool(self.reads or self.tokens or self.enters)
 
 

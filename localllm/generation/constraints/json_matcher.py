@@ -71,7 +71,7 @@ def _parse_surrogates(high: int, text: bytes) -> Ranges:
 
 
 def is_whole_escape(text: bytes) -> bool:
-    """Whether a valid escape, or pair of escapes, is complete."""
+    """Return whether a valid escape, or pair of escapes, is complete."""
     if text[1:2] != b"u":
         return len(text) == 2
     return len(text) == 12 or (len(text) == 6 and not _HIGH <= int(text[2:], 16) < _LOW)

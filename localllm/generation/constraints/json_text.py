@@ -69,7 +69,7 @@ _DATA = (Mapping, str, bytes, bool, int, float, list, tuple, type(None))
 
 
 def is_type(schema: object) -> bool:
-    """Whether a schema is a type, such as a class, list[int], Literal or a TypeAdapter."""
+    """Return whether a schema is a type, such as a class, list[int], Literal or a TypeAdapter."""
     return not isinstance(schema, _DATA)
 
 

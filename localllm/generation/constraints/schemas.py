@@ -106,7 +106,7 @@ class ObjectCloser:
             schema |= {"properties": named, "additionalProperties": False}
 
     def _is_joined(self, schema: Schema, parts: Schema) -> bool:
-        """Whether several schemas apply to the same object."""
+        """Return whether several schemas apply to the same object."""
         count = sum(word in schema for word in ("properties", "$ref", *_PARTS))
         return count + len(parts.get("allOf", ())) > 1
 
@@ -365,7 +365,7 @@ def remove_look_around(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def has_look_around(pattern: object) -> bool:
-    """Whether a pattern is a regular expression with look-ahead or look-behind."""
+    """Return whether a pattern is a regular expression with look-ahead or look-behind."""
     if not isinstance(pattern, str) or "(?" not in pattern:
         return False
     return any(token == "(" and pattern.startswith(_LOOK_AROUND, place) for place, _, token in _walk_pattern(pattern))

@@ -191,7 +191,7 @@ def select_pooling(file: GGUFFile, requested: str | None = None) -> str:
 
 
 def has_head(file: GGUFFile) -> bool:
-    """Whether a model has a classification head."""
+    """Return whether a model has a classification head."""
     return any(name in file.tensors for name in ("cls.weight", "cls.output.weight"))
 
 

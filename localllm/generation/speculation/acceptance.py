@@ -215,7 +215,7 @@ class SpeculationBudget:
 
     @property
     def allows_loss(self) -> bool:
-        """Whether the budget allows more drafts, which may cost slightly more than they gain."""
+        """Return whether the budget allows more drafts, which may cost slightly more than they gain."""
         return self._lost_steps <= LOSS * self.steps + START
 
 

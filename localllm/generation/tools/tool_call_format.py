@@ -29,7 +29,7 @@ _NOTES = ("title", "description", "default", "examples", "deprecated", "$comment
 
 @frozen
 class ParameterForm:
-    """How the values of a parameter may be written.
+    """The ways in which the values of a parameter may be written.
 
     Attributes:
         texts: schemas of its strings; () if it cannot be a string.
@@ -208,7 +208,7 @@ class ToolCallFormat:
 
     @property
     def has_tag(self) -> bool:
-        """Whether the opening begins with a tag."""
+        """Return whether the opening begins with a tag."""
         return bool(_TAG.match(self.opening))
 
 

@@ -110,7 +110,7 @@ class ToolCallParser:
 
     @property
     def is_marked(self) -> bool:
-        """Whether the trigger is a token or tag, which plain text does not contain."""
+        """Return whether the trigger is a token or tag, which plain text does not contain."""
         return self._is_token or self._is_tag
 
     def copy(self) -> "ToolCallParser":
@@ -266,7 +266,7 @@ class ToolCallParser:
         return True
 
     def _is_value_begin(self, place: int) -> bool:
-        """Whether the value of a parameter begins at this index."""
+        """Return whether the value of a parameter begins at this index."""
         marks = self._format.marks
         assert marks
         return any(self._compile_pattern(mid).match(self._buffer, place) for mid, _ in (marks.text, marks.json))

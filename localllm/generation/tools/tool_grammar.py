@@ -286,12 +286,12 @@ class ToolUse:
 
     @property
     def requires_call(self) -> bool:
-        """Whether the answer must be a call."""
+        """Return whether the answer must be a call."""
         return self.choice not in ("auto", "none")
 
     @property
     def is_single(self) -> bool:
-        """Whether at most one call is allowed."""
+        """Return whether at most one call is allowed."""
         return not self.parallel or self.choice not in CHOICES
 
 
@@ -326,12 +326,12 @@ class ToolGrammar:
 
     @property
     def requires_call(self) -> bool:
-        """Whether the answer must be a call."""
+        """Return whether the answer must be a call."""
         return self.use.requires_call
 
     @property
     def wraps_whole_message(self) -> bool:
-        """Whether a call is a whole message after the reasoning, as in gpt-oss's harmony format."""
+        """Return whether a call is a whole message after the reasoning, as in gpt-oss's harmony format."""
         return self.format.opening == HARMONY.opening
 
     def create_parser(self) -> ToolCallParser:
@@ -352,7 +352,7 @@ class ToolGrammar:
         return DistinctItems(self._distinct[name]) if name in self._distinct else None
 
     def _accepts(self, name: str, arguments: str) -> bool:
-        """Whether the schema of a tool accepts arguments (JSON)."""
+        """Return whether the schema of a tool accepts arguments (JSON)."""
         from localllm.generation.constraints.constraint import matches_schema
 
         return matches_schema(arguments, self._schemas[name])

@@ -25,7 +25,7 @@ SHARED_ROLES = {KEY: QUERY, UP: GATE}  # roles whose harm is measured with that 
 
 @dataclass
 class Sensitivity:
-    """How sensitive a matrix, or a stack of them, is to its format.
+    """The sensitivity of a matrix, or a stack of them, to its format.
 
     Attributes:
         weights: number of weights.  errors: by format, the relative output error of the encoded weights.

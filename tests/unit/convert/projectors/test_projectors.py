@@ -327,7 +327,8 @@ def test_picture_and_patch_sizes_must_fit(side: int, patch: int, fits: bool):
         assert read_encoder_sizes(seeing).patches == (side // patch) ** 2
     else:
         with pytest.raises(
-            ModelError, match="vision_config: hidden_size must be divisible by num_attention_heads, and image_size must be"
+            ModelError,
+            match="vision_config: hidden_size must be divisible by num_attention_heads, and image_size must be",
         ):
             read_encoder_sizes(seeing)
 
@@ -385,7 +386,10 @@ REFUSALS: list[tuple[str, Callable[[Path], Any]]] = [
     ("the projector of Blip2", lambda f: edit_json(f / "config.json", architectures=["Blip2ForConditionalGeneration"])),
     ("mm_tokens_per_image", lambda f: edit_json(f / "config.json", mm_tokens_per_image=25)),
     ("are quantized", lambda f: edit_json(f / "config.json", quantization_config={"quant_method": "quip"})),
-    ("preprocessor_config.json: the preprocessing of images is missing", lambda f: (f / "preprocessor_config.json").unlink()),
+    (
+        "preprocessor_config.json: the preprocessing of images is missing",
+        lambda f: (f / "preprocessor_config.json").unlink(),
+    ),
     ("image_mean must be a list", lambda f: edit_json(f / "preprocessor_config.json", image_mean=[1])),
     ("not part of projectors", lambda f: change_tensors(f, **{"vision_tower.extra.weight": np.ones(3)})),
     (
