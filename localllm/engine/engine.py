@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ids
+from contextlib import nullcontext
 from functools import cache, partial
 from operator import index
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,7 +28,7 @@ from localllm.engine.draft_head import (
     parse_draft_head,
     select_mtp_layer,
 )
-from localllm.engine.forks import create_lock, was_forked
+from localllm.engine.forks import calling_hooks, create_lock, was_forked
 from localllm.engine.image_tokens import ImageEmbedding, cuts_image, find_image, select_images, split_images
 from localllm.engine.lower.header import SAME_TOKEN_TYPE, SequenceSpan
 from localllm.engine.memory.sequence_state import SequenceState
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from localllm.engine.adapters import Adapter
     from localllm.engine.hooks import HookedOperations, LayerHook
 
+WITHOUT_HOOKS = nullcontext()
 MAX_MERGED_RECOMPUTE = 16  # at most this many tokens are recomputed together with new ones; more get a separate run
 
 
@@ -544,9 +546,10 @@ class Engine:
         self, requests: Ids[Request], readings: Ids[TokenSlice], precise: bool, rows: list[list[np.ndarray]]
     ) -> None:
         """Run slices of several requests together, and append their logits to the requests' rows."""
-        spans = []
+        spans, is_hooked = [], False
         for number, begin, ids, wanted, kernel_tokens, kernel_wanted in readings:
             sequence, image, offset = requests[number][0], None, 0
+            is_hooked = is_hooked or sequence.hook is not None
             if ids[0] < 0 or sequence.images:
                 image = find_image(self._images, int(ids[0]))
                 offset = image_tokens.compute_position_offset(sequence.images, begin)
@@ -568,7 +571,8 @@ class Engine:
         try:
             for span in spans:
                 span.store.prepare(span.position, len(span.ids))
-            result = self.backend.run(spans, precise)
+            with calling_hooks(self) if is_hooked else WITHOUT_HOOKS:
+                result = self.backend.run(spans, precise)
         except BaseException as error:
             for span in spans:  # a sequence's `tokens` may list tokens that its state lacks: the next run computes them
                 span.store.truncate(span.position)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import threading
 
     from localllm.engine.adapters import Adapter
-    from localllm.engine.forks import ForkedLock
+    from localllm.engine.forks import ForkedLock, HookLock
     from localllm.engine.hooks import LayerHook
 
 
@@ -34,7 +34,7 @@ class SequenceRunner(Protocol):
     context: int
     vocab_size: int
     runs: RunPlan
-    lock: "threading.Lock | ForkedLock"
+    lock: "threading.Lock | ForkedLock | HookLock"
     orphaned: list[SequenceState]
     adapters: "tuple[Adapter, ...]"
     adapter_scales: tuple[float, ...]

@@ -1,5 +1,6 @@
 """Test hooks between layers: what they see and change, against the reference and against plain runs."""
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -85,6 +86,24 @@ def test_a_failing_hook_leaves_the_sequence_usable(tmp_path: Path):
             sequence.append([3, 4, 5])
         expected = model.sequence().append([3, 4, 5])
         np.testing.assert_array_equal(sequence.append([3, 4, 5]), expected)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_hook_that_uses_its_model_is_refused_and_other_threads_wait(backend: str, tmp_path: Path):
+    path = str(write_model("llama", tmp_path / "model.gguf"))
+    waiting: list[Future[np.ndarray]] = []
+
+    def use_the_model(states: np.ndarray, layer: int, position: int) -> None:
+        waiting.append(pool.submit(other.append, [3, 4, 5]))
+        model.sequence().append([1])
+
+    options = EngineOptions(2, 512, "f32", backend)
+    with open_with_options(path, options, cache=False) as model, ThreadPoolExecutor(1) as pool:
+        other = model.sequence()
+        sequence = model.engine.sequence(LayerHook(frozenset([1]), use_the_model))
+        with pytest.raises(UsageError, match="a hook must not use the model that calls it"):
+            sequence.append([3, 4, 5])
+        np.testing.assert_array_equal(waiting[0].result(60), model.sequence().append([3, 4, 5]))
 
 
 @pytest.mark.parametrize("wrong", [lambda states: states[:1], lambda states: states.astype(str), lambda states: "x"])
