@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from localllm.cli.argv import suggest_name
-from localllm.cli.ollama_variables import read_ollama_defaults
 from localllm.cli.parameters import PREFIX, Parameter, SourcedValue
 from localllm.cli.registry import COMMANDS, list_params
 from localllm.errors import UsageError
@@ -36,10 +35,15 @@ def read_config_defaults(
         for each in iter_entries(settings, command, model, is_remote)
         if is_option_of_command(each, by_key, settings)
     }
-    return read_ollama_defaults(command, params) | {
+    values = {
         name: SourcedValue(each.convert(by_key[each.key], settings), each.describe_source(settings))
         for name, each in matches.items()
     }
+    if command != "serve":
+        return values
+    from localllm.cli.ollama_variables import read_ollama_defaults  # other commands ignore them
+
+    return read_ollama_defaults(params) | values
 
 
 def load_defaults(command: str, params: Sequence[Parameter], model: str | None) -> dict[str, SourcedValue]:

@@ -12,7 +12,6 @@ from localllm.values import parse_duration
 if TYPE_CHECKING:
     from localllm.cli.parameters import Parameter, SourcedValue
 
-COMMAND = "serve"
 # The parameter of `serve` that a variable sets, and the value that means the default.
 USED = {
     "OLLAMA_KEEP_ALIVE": "idle", "OLLAMA_CONTEXT_LENGTH": "context", "OLLAMA_NUM_PARALLEL": "parallel",
@@ -24,12 +23,12 @@ COUNTERPARTS = {
 }  # fmt: skip
 
 
-def read_ollama_defaults(command: str, params: "Sequence[Parameter]") -> "dict[str, SourcedValue]":
-    """Return the defaults of a command from Ollama's variables; invalid values are left out."""
+def read_ollama_defaults(params: "Sequence[Parameter]") -> "dict[str, SourcedValue]":
+    """Return the defaults of `serve` from Ollama's variables; invalid values are left out."""
     from localllm.cli.parameters import SourcedValue
 
     values: dict[str, SourcedValue] = {}
-    for variable, name in USED.items() if command == COMMAND else ():
+    for variable, name in USED.items():
         text = os.environ.get(variable, "").strip()
         if text and (option := to_option_text(name, text)):
             try:
