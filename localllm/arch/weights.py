@@ -228,6 +228,18 @@ def stack_matrices(matrices: Sequence[Weight]) -> Weight:
     return replace(first, tensor=replace(first.tensor, shape=shape, data=stack))
 
 
+TABLES = ("token_embd.weight", "per_layer_token_embd.weight")
+
+
+def count_table_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """Return the size in bytes of the tables of which a run reads only the rows of its tokens.
+
+    These are the embeddings, also those of each layer (Gemma 3n), unless they are the output matrix as well.
+    """
+    tied = "output.weight" not in tensors
+    return sum(tensors[name].nbytes for name in TABLES[tied:] if name in tensors)
+
+
 MODULES = {"v": "vision", "mm": "vision", "a": "audio", "mtp": "draft layers"}  # by the prefix of tensors' names
 
 

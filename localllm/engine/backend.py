@@ -10,7 +10,7 @@ import numpy as np
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import State
 from localllm.arch.verbs import Activation
-from localllm.arch.weights import Weights
+from localllm.arch.weights import Weights, count_table_bytes
 from localllm.engine.cpu.backend import CpuBackend
 from localllm.engine.lower.header import SequenceSpan
 from localllm.engine.memory.sequence_state import SequenceState
@@ -164,8 +164,9 @@ def build_backend(traced: TracedModel, options: EngineOptions) -> SelectedBacken
 
 def make_storage(traced: TracedModel, options: EngineOptions) -> "WeightStorage | None":
     """Return the storage from which the CPU reads weights larger than memory; None if they fit."""
-    memory = get_available_memory(mapped=traced.file.nbytes) if options.memory is None else options.memory
-    if traced.file.nbytes <= memory - WORKING_BYTES:
+    nbytes = traced.file.nbytes - count_table_bytes(traced.file.tensors)
+    memory = get_available_memory(mapped=nbytes) if options.memory is None else options.memory
+    if nbytes <= memory - WORKING_BYTES:
         return None
     from localllm.engine.cpu.weight_stream import WeightStorage
 

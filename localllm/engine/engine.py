@@ -14,7 +14,7 @@ from localllm.arch import load_architecture
 from localllm.arch.decoder import has_mtp_layer
 from localllm.arch.family import DraftingFamily, Family
 from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.weights import Weights
+from localllm.arch.weights import Weights, count_table_bytes
 from localllm.engine import image_tokens
 from localllm.engine.adapter_scales import strip_trailing_zeros
 from localllm.engine.backend import Backend, TracedModel, build_backend
@@ -201,7 +201,7 @@ class Engine:
             raise UnsupportedError(f"{file.path}: {kind}: use localllm embed or localllm rerank")
         self.context, self.vocab_size = options.context or self.hyperparameters.context, self.hyperparameters.vocab_size
         self.lock, self.orphaned, self._path = create_lock(self), list[SequenceState](), file.path
-        self._weight_bytes = file.nbytes
+        self._weight_bytes = file.nbytes - count_table_bytes(file.tensors)
         weights, forward = Weights(file.tensors), model.forward
         self.adapters: tuple[Adapter, ...] = ()
         self.adapter_scales = strip_trailing_zeros([scale for _, scale in options.lora])

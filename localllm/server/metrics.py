@@ -13,6 +13,7 @@ SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60
 DISK_METRICS = {  # name, type and help text of the statistics of weights larger than memory
     "read_bytes": ("weights_read_bytes_total", "counter", "Bytes of weights read from the disk."),
     "waited_s": ("weights_waited_seconds_total", "counter", "Time that runs waited for the disk."),
+    "table_bytes": ("weights_table_bytes", "gauge", "Bytes of rows of embeddings that were read."),
     "returned_bytes": ("weights_returned_bytes", "gauge", "Bytes of weights given up for other programs."),
     "expert_hits": ("experts_in_memory_total", "counter", "Chosen experts that were in memory."),
     "expert_misses": ("experts_read_total", "counter", "Chosen experts that were not in memory."),

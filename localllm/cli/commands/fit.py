@@ -135,11 +135,13 @@ def format_summary(facts: "ModelFit") -> "Sequence[str]":
     """Describe the model and the memory, one fact per line."""
     each = format_size(facts["weight_bytes_per_token"])
     share = f", of which each token reads {each}" if can_generate_text(facts) else ""
+    tables = facts["table_bytes"]
     lines = [
         ("model", facts["path"]),
         ("architecture", facts["architecture"]),
         ("parameters", format_count(facts["parameters"])),
         ("weights", format_size(facts["weight_bytes"]) + share),
+        *([("embeddings", f"{format_size(tables)} of the weights; only rows in use take memory")] if tables else []),
         *([("projector", format_size(facts["projector_bytes"]))] if facts["projector_bytes"] else []),
         *([("adapters", format_size(facts["adapter_bytes"]))] if facts["adapter_bytes"] else []),
         ("memory", f"{format_size(facts['available_bytes'])} available, read at {facts['bandwidth_gbs']:.1f} GB/s"),

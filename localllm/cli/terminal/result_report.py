@@ -77,7 +77,8 @@ def print_stats(result: dict[str, Any]) -> None:
     if disk := result.get("disk"):
         experts = disk.get("expert_hits", 0) + disk.get("expert_misses", 0)
         hits = f", {disk['expert_hits'] / experts:.0%} of the experts in memory" if experts else ""
-        say(f"disk: {disk['read_bytes'] / 1e9:.2f} GB read, waited {disk['waited_s']:.2f} s for it{hits}")
+        rows = f", {disk['table_bytes'] / 1e6:.1f} MB of embeddings in memory" if disk.get("table_bytes") else ""
+        say(f"disk: {disk['read_bytes'] / 1e9:.2f} GB read, waited {disk['waited_s']:.2f} s for it{hits}{rows}")
     times = result["timings"]
     if "answers" in result:
         tokens = sum(len(answer.get("tokens", ())) for answer in result["answers"])

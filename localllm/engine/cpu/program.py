@@ -267,7 +267,10 @@ class CpuProgram:
 
     def get_disk_statistics(self) -> dict[str, float]:
         """Return what was read of weights that are larger than memory (WeightStream); empty if they fit."""
-        return {} if self._streaming is None else self._streaming.get_statistics()
+        if self._streaming is None:
+            return {}
+        tables = {"table_bytes": self._tables.resident_bytes} if self._tables else {}
+        return self._streaming.get_statistics() | tables
 
     def give_back(self) -> None:
         """Return the memory of buffers to the system until the next run. Raises MemoryLimitError."""

@@ -23,6 +23,7 @@ class RowPrefetch:
     def __init__(self, steps: Sequence[KernelStep], ids: np.ndarray):
         """Find the tables. ids: the run's token ids, which the kernels read."""
         self._ids, self._tables = ids, list[tuple[mmap.mmap, int, int]]()
+        self._used = np.zeros(0, np.bool_)  # rows that were asked for
         for step in steps:
             weights = step.arguments.get("weights")
             reads_ids = step.kernel.startswith("embed-") and step.arguments["ids"] is ids
@@ -30,12 +31,19 @@ class RowPrefetch:
                 continue
             if mapping := get_map(weights):
                 self._tables.append((*mapping, weights.strides[0]))
+                self._used = np.zeros(max(len(weights), len(self._used)), np.bool_)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Size of the rows that were asked for so far, which take memory."""
+        return int(np.count_nonzero(self._used)) * sum(row_bytes for *_, row_bytes in self._tables)
 
     def request(self, tokens: int) -> None:
         """Ask for the rows of the first `tokens` ids, without waiting."""
         if not self._tables:
             return
         ids = np.unique(self._ids[:tokens]) if tokens > 1 else self._ids[:1]
+        self._used[ids] = True
         for data, offset, row_bytes in self._tables:
             starts = offset + ids * row_bytes
             for first, end in zip((starts // PAGE * PAGE).tolist(), (starts + row_bytes).tolist(), strict=True):

@@ -63,6 +63,7 @@ class FileFit(TypedDict):
     """A model file, the memory that it needs, and its expected speed.
 
     adapter_bytes: memory of adapters.  longest: the longest context that fits, by KV cache type.
+    table_bytes: of weight_bytes, those of embeddings of which only the rows of a text's tokens take memory.
     disk: how a local model that is larger than memory runs; None for others.
     """
 
@@ -71,6 +72,7 @@ class FileFit(TypedDict):
     weight_bytes: int
     projector_bytes: int
     adapter_bytes: int
+    table_bytes: int
     weight_bytes_per_token: int
     context: int
     working_bytes: int
@@ -212,7 +214,7 @@ def describe_file(
         raise UsageError(f"context must be from 1 to {h.context}, the model's training context, not {context}")
     adapters = sum(adapter.nbytes for adapter in open_fitting(file, lora))
     read = replace(costs, weight_bytes=costs.weight_bytes + adapters)
-    nbytes = file.nbytes + projector + adapters
+    nbytes = file.nbytes - costs.table_bytes + projector + adapters
     available = get_available_memory(mapped=nbytes)
     if bandwidth is None:
         on_read("measuring the memory's bandwidth")
@@ -225,8 +227,9 @@ def describe_file(
     ]
     return {
         "architecture": h.arch, "parameters": file.parameters, "weight_bytes": file.nbytes,
-        "projector_bytes": projector, "adapter_bytes": adapters, "weight_bytes_per_token": costs.weight_bytes,
-        "context": h.context, "working_bytes": WORKING_BYTES, "available_bytes": available,
+        "projector_bytes": projector, "adapter_bytes": adapters, "table_bytes": costs.table_bytes,
+        "weight_bytes_per_token": costs.weight_bytes, "context": h.context,
+        "working_bytes": WORKING_BYTES, "available_bytes": available,
         "bandwidth_gbs": bandwidth / 1e9,
         "disk": estimate_streaming(file, read, available, bandwidth, on_read) if nbytes > available else None,
         "longest": {kind: find_longest_context(h, nbytes, KVType.parse(kind), available) for kind in kinds},

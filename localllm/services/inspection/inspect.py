@@ -16,7 +16,7 @@ from localllm.arch.hyperparameters import RANK, Hyperparameters
 from localllm.arch.layer_state import KVType, count_cache_bytes
 from localllm.arch.metadata import HyperparameterReader
 from localllm.arch.vision.hyperparameters import VisionHyperparameters
-from localllm.arch.weights import Weights
+from localllm.arch.weights import TABLES, Weights, count_table_bytes
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile, Tensor
 from localllm.files.gguf.metadata_reader import count_strings
@@ -58,16 +58,17 @@ class MatrixCosts:
     per_logits: int  # multiply-adds of the output matrix, for a token whose logits are computed
     expert_bytes: int = 0  # of weight_bytes, those of experts
     all_expert_bytes: int = 0  # size of all experts
+    table_bytes: int = 0  # size of the tables of which only single rows are read
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], experts_used: int = 0) -> "MatrixCosts":
         """Sum the costs of tensors; experts_used: experts per token. Raises ModelError.
 
-        The embedding matrix is not counted, since only one row is read, unless it is also the output matrix.
+        Of tables of embeddings only one row is read, so they are not counted unless they are the output matrix too.
         """
         weights = Weights(tensors)
         output = (weights.get("output") or weights.token_embd).tensor
-        ends = {"token_embd.weight", output.name}
+        ends = {*TABLES, output.name}
         experts = [tensor for tensor in tensors.values() if "_exps." in tensor.name and len(tensor.shape) == 3]
         matrices = [tensor for tensor in tensors.values() if len(tensor.shape) > 1 and tensor.name not in ends]
         layers = [tensor for tensor in matrices if tensor not in experts]
@@ -79,6 +80,7 @@ class MatrixCosts:
             prod(output.shape),
             expert_bytes,
             sum(tensor.nbytes for tensor in experts),
+            count_table_bytes(tensors),
         )
 
     @classmethod

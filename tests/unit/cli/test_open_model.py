@@ -207,9 +207,11 @@ def test_fit_prints_a_table_by_context_and_kv_type():
 def test_fit_prints_weights_memory_and_bandwidth():
     base: Any = {"weight_bytes_per_token": 10**8, "path": "p", "architecture": "llama", "parameters": 10**9,
     "weight_bytes": 5 * 10**8,
-            "projector_bytes": 0, "adapter_bytes": 0, "available_bytes": 10**10, "bandwidth_gbs": 30.04}  # fmt: skip
+            "projector_bytes": 0, "adapter_bytes": 0, "table_bytes": 5 * 10**6,
+            "available_bytes": 10**10, "bandwidth_gbs": 30.04}  # fmt: skip
     lines = fit.format_summary(base | facts((1, "f16", True, 1.0)))
     assert any("500.0 MB, of which each token reads 100.0 MB" in line for line in lines)
+    assert "embeddings    5.0 MB of the weights; only rows in use take memory" in lines
     assert any("10.0 GB available, read at 30.0 GB/s" in line for line in lines) and not any(
         "projector" in line for line in lines
     )

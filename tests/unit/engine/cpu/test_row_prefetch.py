@@ -40,8 +40,10 @@ def test_the_pages_of_all_rows_are_requested_once(table, asked):
     prefetch.request(4)
     expected = [(OFFSET + id * ROW_BYTES, OFFSET + (id + 1) * ROW_BYTES) for id in (2, 7, 999)]
     assert asked == [(first // PAGE * PAGE, end - first // PAGE * PAGE) for first, end in expected]
+    assert prefetch.resident_bytes == 3 * ROW_BYTES
     asked.clear()
     prefetch.request(1)
+    assert prefetch.resident_bytes == 3 * ROW_BYTES  # the row of token 7 again
     assert [start // PAGE * PAGE for start, _ in asked] == [(OFFSET + 7 * ROW_BYTES) // PAGE * PAGE]
 
 

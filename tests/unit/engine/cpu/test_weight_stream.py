@@ -11,6 +11,7 @@ import pytest
 from adapters import random_adapter, supported_names
 from models import write_model
 
+from localllm.arch.weights import count_table_bytes
 from localllm.engine import backend
 from localllm.engine.cpu import memory_watch, read_ahead, weight_stream
 from localllm.engine.cpu.expert_cache import ExpertCache, ExpertStack, Mixture
@@ -54,6 +55,16 @@ def run_engine(engine: Engine) -> np.ndarray:
     rows = [sequence.append(IDS, "all"), *(sequence.append([id]) for id in IDS[:4])]
     sequence.close()
     return np.concatenate(rows)
+
+
+def test_tables_of_embeddings_need_no_memory(tmp_path):
+    file = GGUFFile.open(write_model("gemma3n", tmp_path / "gemma3n.gguf"))
+    tables = count_table_bytes(file.tensors)
+    assert 0 < tables < file.nbytes
+    open_with = lambda memory: Engine(file, EngineOptions(2, 64, "f32", memory=memory))  # noqa: E731
+    whole, streamed = open_with(file.nbytes - tables), open_with(file.nbytes - tables - 1)
+    assert whole.get_disk_statistics() == {} != streamed.get_disk_statistics()
+    assert np.array_equal(run_engine(whole), run_engine(streamed))
 
 
 def stream_of(engine: Engine) -> weight_stream.WeightStream:

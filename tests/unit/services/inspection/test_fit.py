@@ -49,8 +49,12 @@ def nbytes(*shape: int) -> int:
 
 def test_costs_count_the_weights_that_a_token_reads():
     apart = MatrixCosts.from_tensors(tensors(EMBEDDING, OUTPUT, *LAYER))
-    assert apart == MatrixCosts(nbytes(100, 64) + nbytes(64, 64), 64 * 64, 6400)  # of the embedding one row
-    assert MatrixCosts.from_tensors(tensors(EMBEDDING, *LAYER)) == apart  # which is the output matrix, too
+    of_one_row = nbytes(100, 64)
+    assert apart == MatrixCosts(nbytes(100, 64) + nbytes(64, 64), 64 * 64, 6400, table_bytes=of_one_row)
+    tied = MatrixCosts.from_tensors(tensors(EMBEDDING, *LAYER))  # whose embedding is the output matrix, too
+    assert tied == replace(apart, table_bytes=0)
+    per_layer = MatrixCosts.from_tensors(tensors(EMBEDDING, ("per_layer_token_embd.weight", (100, 128)), *LAYER))
+    assert per_layer == replace(apart, table_bytes=nbytes(100, 128))
     routed = MatrixCosts.from_tensors(tensors(EMBEDDING, OUTPUT, *LAYER, EXPERTS), 2)
     assert routed.weight_bytes == apart.weight_bytes + 2 * nbytes(32, 64)
     assert (routed.per_token, routed.per_logits) == (64 * 64 + 2 * 32 * 64, 6400)
@@ -146,7 +150,9 @@ def test_fit_describes_a_file_by_context_and_kv_type(model_path, monkeypatch: py
         assert facts["longest"]["f16"] == facts["context"] and facts["available_bytes"] == 10**9
         alone = describe_file(file, progress.append, 16)
         assert [row["context"] for row in alone["rows"]] == [16] * 3 and alone["projector_bytes"] == 0
-        assert facts["rows"][0]["total_bytes"] - facts["rows"][0]["cache_bytes"] >= file.nbytes + 7
+        assert (
+            facts["rows"][0]["total_bytes"] - facts["rows"][0]["cache_bytes"] >= file.nbytes - facts["table_bytes"] + 7
+        )
         assert (
             describe_file(file, progress.append, facts["context"])["rows"]
             and describe_file(file, progress.append, 1)["rows"]
