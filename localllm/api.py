@@ -106,6 +106,55 @@ class Model(GenerationMixin, InspectionMixin):
     if not TYPE_CHECKING:  # names before 0.3
         sight, fills, written = map(RenamedAttribute, ("vision", "is_diffusion", "ngrams"))
 
+        def __getattr__(self, name: str) -> NoReturn:
+            from localllm.foreign_names import MODEL_NAMES, refuse_attribute  # seldom needed
+
+            refuse_attribute(self, name, MODEL_NAMES)
+
+        def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+            """Name the methods to a caller who knows llama-cpp-python or transformers."""
+            raise TypeError("a Model cannot be called: use generate(prompt), chat(messages) or logits(ids)")
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens in the vocabulary."""
+        return self.tokenizer.vocab_size
+
+    @property
+    def layers(self) -> int:
+        """The number of layers."""
+        return self.engine.hyperparameters.layers
+
+    @property
+    def width(self) -> int:
+        """The number of columns of a hidden state."""
+        return self.engine.hyperparameters.width
+
+    @property
+    def memory(self) -> int:
+        """The memory that it holds, in bytes: weights, an opened projector, and the occupied part of the KV cache.
+
+        Weights are pages of the file, which the system may drop when it needs memory. Draft models and embedders that
+        it opened have their own.
+        """
+        weights = self.file.nbytes - self.engine.streamed_bytes + self.vision.nbytes
+        return weights + self.engine.get_cache_usage()[0] * self.engine.bytes_per_token
+
+    def weight(self, name: str) -> np.ndarray:
+        """Dequantize a tensor of the file: float32, rows first, such as [4096, 1024] for 4096 outputs.
+
+        name: as `localllm inspect --tensors` lists them, and as keys of `file.tensors`, whose values have format, shape
+        and bytes. Raises UsageError for an unknown name, ModelError for an unsupported format.
+        """
+        from localllm.kernels.reference import dequantize
+
+        if (tensor := self.file.tensors.get(require_string("name", name))) is None:
+            from difflib import get_close_matches  # seldom needed
+
+            close = get_close_matches(name, self.file.tensors, n=3) or [*self.file.tensors][:3]
+            raise UsageError(f"there is no tensor {name!r}; similar or first ones: {', '.join(close)}")
+        return dequantize(tensor)
+
     @property
     def metadata(self) -> Mapping[str, object]:
         """The file's metadata by key, such as "general.name"."""
@@ -125,8 +174,8 @@ class Model(GenerationMixin, InspectionMixin):
         return {
             "name": self.name or os.path.basename(self.path), "path": self.path, "architecture": self.arch,
             "format": self.file_type or self.format, "parameters": f"{self.file.parameters:,}",
-            "layers": self.engine.hyperparameters.layers, "width": self.engine.hyperparameters.width,
-            "vocabulary": self.tokenizer.vocab_size, "context": f"{self.context} of {self.trained_context}",
+            "layers": self.layers, "width": self.width, "vocabulary": self.vocab_size,
+            "context": f"{self.context} of {self.trained_context}",
             "device": self.device,
         }  # fmt: skip
 

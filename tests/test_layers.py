@@ -29,7 +29,7 @@ LAYERS = [
     ["localllm.kernels"],  # of arch they know the verbs, which they compute
     ["localllm.arch"],
     ["localllm.files"],
-    ["localllm.values", "localllm.frozen", "localllm.renamed"],
+    ["localllm.values", "localllm.foreign_names", "localllm.frozen", "localllm.renamed"],
     ["localllm.errors"],
     ["localllm.quant"],
     ["localllm.system"],

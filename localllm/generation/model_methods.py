@@ -94,7 +94,7 @@ def describe_unknown_option(name: str) -> str:
     """Return the message for an unknown option, with the name that it resembles."""
     from difflib import get_close_matches  # seldom needed
 
-    from localllm.generation.foreign_names import ANSWER_NAMES, describe_foreign_name
+    from localllm.foreign_names import ANSWER_NAMES, describe_foreign_name
 
     if hint := describe_foreign_name(name, ANSWER_NAMES):
         return f"there is no option {name!r}{hint}"

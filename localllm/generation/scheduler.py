@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from copy import copy
 from inspect import GEN_CREATED, getgeneratorstate
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from localllm.engine.runs import BATCH, PRECISE_TOKENS
 from localllm.errors import LocalllmError, MemoryLimitError, UsageError
@@ -549,10 +549,15 @@ class Generation(TextIterator):
 
         def __getattr__(self, name: str) -> object:
             if name not in Generation.__annotations__:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+                from localllm.foreign_names import GENERATION_NAMES, refuse_attribute  # seldom needed
+
+                refuse_attribute(self, name, GENERATION_NAMES)
             if name not in INITIAL_ATTRIBUTES:
                 self.generate_rest()
             return getattr(self._answer, name)
+
+        def __getitem__(self, key: object) -> NoReturn:
+            raise TypeError(f"an answer has no {key!r}: it is no dict; read answer.text, or answer.to_dict()")
 
     @property
     def finish_reason(self) -> str:

@@ -1,7 +1,7 @@
 """Hold a conversation with a local model: prompts, answers, and the policy for a long history."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -216,6 +216,8 @@ class Session(Conversation[Generation]):
     ) -> PromptTask:
         """Return the task of answering a prompt or conversation outside of this session's history."""
         is_chat = is_conversation(prompt)
+        if is_chat and isinstance(prompt[-1], Mapping) and isinstance(prompt[0], str | list):
+            raise UsageError("a prompt cannot have options beside it: give them as per_prompt=[{...}, ...]")
         if options and options.on_overflow not in (None, "error"):
             raise UsageError(f"several answers cannot be combined with on_overflow={options.on_overflow}")
         generation = self.with_defaults(options)
@@ -268,11 +270,13 @@ class Session(Conversation[Generation]):
             return [*self.tokenizer.encode(prompt, bos=True, eos=True), start]
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, special=True, bos=True)
-        if isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Iterable):
+        if isinstance(prompt, bytes | bytearray | memoryview | Mapping) or not isinstance(prompt, Iterable):
             require_string("the prompt", prompt)
         ids = [*prompt]
         if any(isinstance(each, str | list | tuple) for each in ids):
             raise UsageError("a prompt's token ids must be a list of integers; `map` takes several prompts")
+        if any(isinstance(each, Mapping) for each in ids):
+            raise UsageError("a prompt must be a string or token ids: `chat` takes messages")
         return to_token_ids(ids)
 
     def encode_chat(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> list[int]:

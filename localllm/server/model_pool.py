@@ -39,7 +39,8 @@ class NameOptions:
     open_model: "Callable[[str], Model] | None" = None
 
 
-# Given the known names, returns further models: name, path and options; the path is "" for a name that was removed.
+# Given the paths of the known names, returns further or changed models: name, path and options; the path is "" for a
+# name that was removed.
 Find = Callable[..., Iterable[tuple[str, str, NameOptions]]]
 
 
@@ -76,9 +77,7 @@ class ModelEntry:
         """Memory in use, in bytes: weights, including a projector's, and occupied positions of the KV cache."""
         if self.worker is None:
             return 0
-        model = self.worker.model
-        slots = model.engine.get_cache_usage()[0]
-        return count_fixed_bytes(model) + slots * model.engine.bytes_per_token
+        return self.worker.model.memory + OVERHEAD_BYTES
 
     @property
     def needed_bytes(self) -> int:
@@ -146,19 +145,24 @@ class ModelPool:
         """
         if self.find is None:
             return
-        removed = [name for name, entry in self.entries.items() if not os.path.exists(entry.path)]
-        for name, path, options in [*self.find(self.entries.keys())]:
+        removed = {name: None for name, entry in self.entries.items() if not os.path.exists(entry.path)}
+        for name, path, options in [*self.find(self._get_paths())]:
             if path:
+                earlier = self.entries.get(name)
                 self._add(name, path, options)
+                self._release(earlier)
             else:
-                removed.append(name)
-        for name in removed[: len(self.entries) - 1]:
-            self._drop(name)
+                removed[name] = None
+        for name in [*removed][: len(self.entries) - 1]:
+            self._release(self.entries.pop(name))
 
-    def _drop(self, name: str) -> None:
-        """Remove a name, and unload its model after its running requests if no other name has it."""
-        entry = self.entries.pop(name).shared
-        if any(each.shared is entry for each in self.entries.values()):
+    def _get_paths(self) -> dict[str, str]:
+        return {name: entry.path for name, entry in self.entries.items()}
+
+    def _release(self, entry: ModelEntry | None) -> None:
+        """Unload the model of a removed entry after its running requests, if no other name has it."""
+        entry = entry and entry.shared
+        if entry is None or any(each.shared is entry for each in self.entries.values()):
             return
         if entry.active_requests:
             entry.is_ending = True
@@ -167,7 +171,7 @@ class ModelPool:
 
     def add_found(self, name: str) -> None:
         """Add a model of another program, which is not listed until it is requested. Raises LocalllmError."""
-        for each, path, options in self.find(self.entries.keys(), name) if self.find else ():
+        for each, path, options in self.find(self._get_paths(), name) if self.find else ():
             if each not in self.entries:
                 self._add(each, path, options)
 
@@ -302,7 +306,7 @@ class ModelPool:
         if self.memory is not None:
             # Weights that are streamed give memory back to a growing cache.
             least = self.memory // 4 if model.engine.streamed_bytes else 0
-            room = max(least, self.memory - count_fixed_bytes(model))
+            room = max(least, self.memory - model.memory - OVERHEAD_BYTES)  # its cache is empty yet
         return Worker(model, self._metrics, self.parallel, room)
 
     async def _unload(self, entry: ModelEntry) -> None:
@@ -342,11 +346,6 @@ class ModelPool:
     def count_requests(self) -> tuple[int, int]:
         workers = [entry.worker for entry in self._by_file.values() if entry.worker]
         return sum(worker.running for worker in workers), sum(worker.waiting for worker in workers)
-
-
-def count_fixed_bytes(model: "Model") -> int:
-    """Return the memory that an open model takes without its KV cache, in bytes."""
-    return model.file.nbytes - model.engine.streamed_bytes + model.vision.nbytes + OVERHEAD_BYTES
 
 
 def close_worker(worker: Worker) -> None:

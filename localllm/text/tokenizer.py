@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from os import PathLike
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
@@ -117,6 +117,17 @@ class Tokenizer:
         if self.path is None:
             raise TypeError("only a tokenizer from a file can be pickled: use Tokenizer.from_file")
         return reopen_tokenizer, (self.path, hash_vocabulary(self._metadata))
+
+    if not TYPE_CHECKING:  # type checkers report every other name
+
+        def __getattr__(self, name: str) -> NoReturn:
+            from localllm.foreign_names import TOKENIZER_NAMES, refuse_attribute  # seldom needed
+
+            refuse_attribute(self, name, TOKENIZER_NAMES)
+
+        def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+            """Name the method to a caller who knows transformers."""
+            raise TypeError("a Tokenizer cannot be called: use encode(text)")
 
     def __copy__(self) -> Self:
         return self

@@ -186,7 +186,9 @@ def select_pooling(file: GGUFFile, requested: str | None = None) -> str:
     pooling = requested or (hyperparameters.pooling if hyperparameters.bidirectional else declared)
     if pooling in (None, NONE):
         problem = "does not define how to pool token vectors: it is not an embedding model"
-        raise ModelError(f"{file.path}: the model {problem}; set pooling to last to use it anyway")
+        raise ModelError(
+            f'{file.path}: the model {problem}; use --pooling last (Python: pooling="last") to use it anyway'
+        )
     return str(pooling)
 
 

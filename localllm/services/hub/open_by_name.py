@@ -59,7 +59,7 @@ def refuse_unknown_names(options: Mapping[str, object]) -> None:
     if unknown := sorted(options.keys() - known.keys()):
         from difflib import get_close_matches  # seldom needed
 
-        from localllm.generation.foreign_names import OPEN_NAMES, describe_foreign_name
+        from localllm.foreign_names import OPEN_NAMES, describe_foreign_name
 
         close = get_close_matches(unknown[0], [*known], n=1)
         hint = describe_foreign_name(unknown[0], OPEN_NAMES) or (f"; did you mean {close[0]!r}?" if close else "")

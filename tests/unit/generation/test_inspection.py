@@ -3,6 +3,8 @@
 import hashlib
 import json
 import pickle
+import re
+from contextlib import closing
 from inspect import signature
 from itertools import pairwise
 from pathlib import Path
@@ -13,13 +15,15 @@ import pytest
 from models import write_model
 
 import localllm
+from localllm import foreign_names
 from localllm.api import open_model
 from localllm.engine.operations import attention
 from localllm.errors import ContextError, LocalllmError, UnsupportedError, UsageError
-from localllm.generation import foreign_names
 from localllm.generation.inspection import HookedModel
 from localllm.generation.logprobs import compute_prompt_logprobs
 from localllm.generation.model_methods import ChatArguments
+from localllm.generation.scheduler import Generation
+from localllm.kernels.table import PAGE
 from localllm.services.receipts import read_receipt, regenerate, restore_options, write_receipt
 from localllm.text.offsets import locate_tokens
 
@@ -268,3 +272,71 @@ def test_opening_explains_names_of_other_programs(name: str, message: str):
 )
 def test_no_hint_hides_an_option_that_exists(names: dict[str, str], known: Any):
     assert not names.keys() & known.keys()
+
+
+@pytest.mark.parametrize(
+    ("names", "known"),
+    [
+        (foreign_names.MODEL_NAMES, localllm.Model),
+        (foreign_names.TOKENIZER_NAMES, localllm.Tokenizer),
+        (foreign_names.GENERATION_NAMES, Generation),
+    ],
+)
+def test_hints_of_attributes_name_some_that_exist(names: dict[str, str], known: type, model: localllm.Model):
+    """Each hint begins with an attribute of ours, or names localllm itself."""
+    instance: Any = {localllm.Model: model, localllm.Tokenizer: model.tokenizer}.get(known, model.generate("a", 1))
+    for name, hint in names.items():
+        with pytest.raises(AttributeError, match=f"no attribute {name!r}; here it is {re.escape(hint)}$"):
+            getattr(instance, name)
+        ours = re.match(r"\w+", hint.removeprefix("Model."))
+        assert hint.startswith(("localllm.", "`localllm")) or (ours and hasattr(instance, ours[0])) or "Model." in hint
+
+
+def test_unknown_attributes_get_pythons_own_suggestion(model: localllm.Model):
+    with pytest.raises(AttributeError, match=r"^'Model' object has no attribute 'contxt'$") as caught:
+        _ = model.contxt
+    assert caught.value.name == "contxt" and caught.value.obj is model
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda model: model("Hi"), r"use generate\(prompt\), chat"),
+        (lambda model: model.tokenizer("Hi"), r"use encode\(text\)"),
+        (lambda model: model.generate("a", 1)["choices"], "read answer.text"),
+    ],
+)
+def test_calls_of_other_packages_name_ours(model: Any, call: Any, message: str):
+    with pytest.raises(TypeError, match=message):
+        call(model)
+
+
+def test_a_model_tells_its_sizes(model: localllm.Model):
+    assert (model.layers, model.width) == model.hidden_states("a")[1:, 0].shape
+    assert model.vocab_size == model.logits([1]).shape[1]
+    before = model.memory
+    assert before >= model.file.nbytes
+    with closing(model.sequence()) as sequence:
+        sequence.append([1], "none")
+        assert model.memory == before + PAGE * model.engine.bytes_per_token
+
+
+def test_weight_dequantizes_a_tensor_by_name(model: localllm.Model):
+    weight = model.weight("token_embd.weight")
+    assert weight.dtype == np.float32 and weight.shape == (model.vocab_size, model.width)
+    np.testing.assert_array_equal(weight[[5]] * 1.0, model.hidden_states([5], 0))
+    with pytest.raises(UsageError, match=r"no tensor 'token_embd'; similar or first ones: token_embd.weight"):
+        model.weight("token_embd")
+
+
+@pytest.mark.parametrize("prompt", [("a", {"seed": 1}), ["a", {"seed": 1}], ([3, 4], {"max_tokens": 2})])
+def test_a_prompt_with_options_beside_it_points_to_per_prompt(model: localllm.Model, prompt: Any):
+    with pytest.raises(UsageError, match="per_prompt"):
+        list(model.map([prompt], 1))
+
+
+def test_messages_and_dicts_are_no_prompts_to_continue(model: localllm.Model):
+    with pytest.raises(UsageError, match="`chat` takes messages"):
+        model.generate([{"role": "user", "content": "a"}], 1)
+    with pytest.raises(UsageError, match="prompt must be a str, not dict"):
+        list(model.map([{"prompt": "a"}], 1))

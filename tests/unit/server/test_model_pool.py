@@ -41,9 +41,9 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Any:
         happened.append(f"open {path}")
         weights = (TAKES[path] - 1) * model_pool.OVERHEAD_BYTES
         return SimpleNamespace(
-            file=SimpleNamespace(nbytes=weights - 5), vision=SimpleNamespace(nbytes=5), path=path,
+            memory=min(weights, LARGEST), path=path,
             engine=SimpleNamespace(
-                get_cache_usage=lambda: (0, 99), bytes_per_token=100, streamed_bytes=max(weights - LARGEST, 0),
+                streamed_bytes=max(weights - LARGEST, 0),
                 get_disk_statistics=lambda: {"read_bytes": 7.0} if weights > LARGEST else {},
             ),
             close=lambda: happened.append(f"close {path}"),
@@ -75,7 +75,7 @@ def test_the_least_recently_used_model_is_unloaded(library):
         assert await pool.measure_memory() == {
             "models_open": 2.0, "memory_held_bytes": held, "memory_allowed_bytes": 5.0 * model_pool.OVERHEAD_BYTES,
         }  # fmt: skip
-        pool.resolve("a").model.engine.get_cache_usage = lambda: (3, 99)
+        pool.resolve("a").model.memory += 300
         assert (await pool.measure_memory())["memory_held_bytes"] == held + 300
         await pool.close()
 

@@ -191,7 +191,7 @@ def test_embed_finds_passages_of_files_and_skips_binary_ones(bert, tmp_path):
 @pytest.mark.slow
 def test_embed_and_rerank_refuse_unsuitable_models_and_options(bert, ranker, model_path, tmp_path):
     cases = [
-        (("embed", model_path("llama")), "a\n", 3, "set pooling to last to use it anyway"),
+        (("embed", model_path("llama")), "a\n", 3, "use --pooling last"),
         (("embed", ranker), "a\n", 3, "use localllm rerank"),
         (("rerank", bert, "-q", "a"), "a\n", 3, "(localllm embed)"),
         (("rerank", bert), "a\n", 2, "--query TEXT is missing"),
