@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -182,12 +182,13 @@ def serve(
     if place.host is None and place.socket is None:
         warn_ollama_host(place.port, is_chosen=place.port != PORT)
     context = CURRENT.get()
-    applied = {
-        name: each
-        for name, each in context.meta.get(CONFIGURED, {}).items()
-        if getattr(context.get_parameter_source(name), "name", "") == "DEFAULT_MAP"
+    sources = {
+        each.name: getattr(context.get_parameter_source(each.name), "name", "") for each in context.command.params
     }
-    for line in iter_variable_notes(applied):
+    configured = context.meta.get(CONFIGURED, {})
+    applied = {name: each for name, each in configured.items() if sources.get(name) == "DEFAULT_MAP"}
+    unset = [each for each in context.command.params if sources[each.name] == "DEFAULT"]
+    for line in iter_variable_notes(applied, unset):
         say(f"localllm: {line}")
     if not models and has_found_models():
         say("localllm: models of `localllm list --found` are served, too, when a request names them")
@@ -260,25 +261,28 @@ def find_added(
     cache_reuse: int | None,
     openers: "dict[str, Opener]",
     stamps: dict[str, int],
-    names: Collection[str],
+    paths: Mapping[str, str],
     wanted: str = "",
 ) -> "Iterator[tuple[str, str, NameOptions]]":
-    """Yield the local models with other names than these, and names created anew: name, path and options of the name.
+    """Yield local models that are not served yet, and names that changed: name, path and options of the name.
 
-    Created names that were removed since have the path "".
+    Names that mean no model any more have the path "": removed ones, aliases, and names of other programs.
 
-    stamps: the times of the names' Modelfiles, which are updated.  wanted: yield the model of this name instead,
-    wherever it is on this computer.
+    stamps: the times of the names' Modelfiles, which are updated.  paths: those served, by name.  wanted: yield the
+    model of this name instead, wherever it is on this computer.
     """
     from localllm.server.model_pool import NameOptions
 
-    if not wanted:
-        for name in [name for name in names if stamps.get(name) and not get_stamp(name)]:
-            del stamps[name]
+    models = [ServedModel(wanted, locate_by_name(wanted), wanted)] if wanted else list_local_models()
+    for name in paths.keys() - {each.name for each in models} if not wanted else ():
+        try:
+            models.append(ServedModel(name, locate_by_name(name), name))
+        except LocalllmError:
+            stamps.pop(name, None)
             yield name, "", NameOptions()
-    for each in [ServedModel(wanted, locate_by_name(wanted), wanted)] if wanted else list_local_models():
+    for each in models:
         stamp = get_stamp(each.name)
-        if each.name not in names or stamps.get(each.name) != stamp:
+        if paths.get(each.name) != each.path or stamps.get(each.name, 0) != stamp:
             stamps[each.name] = stamp
             try:
                 yield each.name, each.path, make_name_options(each, cache_reuse, openers) or NameOptions()

@@ -19,6 +19,8 @@ from tests.unit.cli.test_command import parsed
         ("OLLAMA_NUM_PARALLEL", "4", "parallel", 4),
         ("OLLAMA_NUM_PARALLEL", "x", "parallel", None),
         ("OLLAMA_KV_CACHE_TYPE", "Q8_0", "kv_type", "q8_0"),
+        ("OLLAMA_KV_CACHE_TYPE", '"q4_0"', "kv_type", "q4_0"),
+        ("OLLAMA_KV_CACHE_TYPE", "q9", "kv_type", "f16"),
     ],
 )
 def test_serve_uses_variables_of_the_same_meaning(monkeypatch, variable: str, text: str, name: str, value: object):
@@ -44,6 +46,29 @@ def test_serve_lists_used_variables_and_replacements_of_ignored_ones(monkeypatch
         "OLLAMA_KEEP_ALIVE=10m is used, as options of `serve` would be",
         "ignored: OLLAMA_ORIGINS (use --allow-origin ORIGIN)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "message"),
+    [
+        ("OLLAMA_KEEP_ALIVE", "soon", "must be a time such as 5m; models stay loaded, as without it"),
+        ("OLLAMA_CONTEXT_LENGTH", "8k", "must be a number of tokens; the model's own context is used"),
+        ("OLLAMA_NUM_PARALLEL", "-2", "must be a number of requests; 16 at once are answered, as without it"),
+        ("OLLAMA_KV_CACHE_TYPE", "q9", "must be a type such as q8_0; f16 is used"),
+    ],
+)
+def test_serve_names_an_invalid_variable_and_what_is_used_instead(monkeypatch, variable: str, text: str, message: str):
+    monkeypatch.setenv(variable, text)
+    params = list_params("serve")
+    assert read_ollama_defaults(params) == {}
+    assert [*iter_variable_notes({}, params)] == [f"{variable}={text} is not understood: it {message}"]
+    assert [*iter_variable_notes({}, [])] == [], "an option on the command line is used instead"
+
+
+@pytest.mark.parametrize(("variable", "text"), [("OLLAMA_KEEP_ALIVE", "-1"), ("OLLAMA_NUM_PARALLEL", "0")])
+def test_values_that_mean_the_default_are_no_mistakes(monkeypatch, variable: str, text: str):
+    monkeypatch.setenv(variable, text)
+    assert [*iter_variable_notes({}, list_params("serve"))] == []
 
 
 def test_stop_asks_a_running_server_to_unload_a_model(cli, tiny: str):

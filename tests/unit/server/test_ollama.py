@@ -208,6 +208,19 @@ def test_removed_models_are_no_longer_listed_but_the_last_one_stays(tmp_path):
         assert [model["id"] for model in served.get("/v1/models").json["data"]] == ["d"]
 
 
+def test_a_name_that_means_another_file_is_opened_anew(tmp_path):
+    paths = [str(write_tiny_model(tmp_path / f"{name}.gguf", seed=seed)) for seed, name in enumerate("abc")]
+    with serving({"a": paths[0], "b": paths[1]}) as served:
+        assert served.chat("Hi", model="a", max_tokens=1).status == 200
+        pool = served.service.pool
+        pool.find = lambda served_paths: [("a", paths[2], NameOptions())] * (served_paths["a"] == paths[0])
+        assert {model["name"] for model in served.get("/api/tags").json["models"]} == {"a", "b"}
+        assert served.chat("Hi", model="a", max_tokens=1).status == 200
+        assert pool.entries["a"].path == paths[2]
+        open_files = [entry.shared.path for entry in pool._by_file.values() if entry.worker]
+        assert open_files == [paths[2]], "the earlier file is unloaded"
+
+
 def test_requests_of_browsers_must_be_json(served: Served):
     data = json.dumps({"model": "scripted", "messages": HELLO, "stream": False}).encode()
     form = {"Content-Type": "application/x-www-form-urlencoded"}

@@ -126,6 +126,19 @@ def test_serve_of_all_models_includes_aliases_with_settings(models: Path):
     assert setup.names["mario"].defaults.system == "You are Mario."
 
 
+def test_a_running_server_follows_aliases_and_names_of_other_programs(models: Path, tiny: str, monkeypatch):
+    """Name removed ones with an empty path, and changed ones with the new path."""
+    setup = setup_of()
+    assert setup.find is not None and [*setup.find(setup.paths)] == []
+    config = models / "localllm" / "config.toml"
+    config.write_text('[aliases]\nmario = "base"\nelsewhere = "other"\n[model.mario]\ntop-k = 3\n')
+    (models / "models" / "other.gguf").symlink_to(tiny)
+    other = str(models / "models" / "other.gguf")
+    paths = {**setup.paths, "elsewhere": "/moved.gguf", "llama9": "/blob"}
+    changes = {name: path for name, path, _ in setup.find(paths)}
+    assert changes == {"luigi": "", "llama9": "", "elsewhere": other, "other": other}
+
+
 class Talk:
     """The part of a conversation that changing its model concerns."""
 
