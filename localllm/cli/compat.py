@@ -170,7 +170,7 @@ UNSUPPORTED = {
     "texts are always read from the beginning: cut the file": "--chunk --from-chunk",
     "use llama-imatrix for statistics": "--show-statistics",
     "use --json-schema '{}' for any JSON": "--format",
-    "use /show in `localllm chat MODEL`, or `localllm inspect --json`, which has all metadata":
+    "use `localllm inspect --modelfile`, or /show in `localllm chat MODEL`":
     "--modelfile --parameters --license --template --system",
     "certificates are always verified": "--insecure",
     "the chat template determines it: use --chat-template": "--in-prefix --in-suffix --in-prefix-bos",

@@ -18,6 +18,7 @@ def inspect(
     as_json: options.AsJson = False,
     check: bool = option("--check", "Also check every weight and the chat template."),
     template: bool = option("--template", "Print only the chat template."),
+    modelfile: bool = option("--modelfile", "Print only the name's Modelfile, see `localllm create`."),
 ) -> None:
     """Show what is in a model file.
 
@@ -34,6 +35,10 @@ def inspect(
     from localllm.services.inspection.inspect import inspect_model
 
     path = resolve_model_path(model)
+    if modelfile:
+        from localllm.services.hub.create_model import format_modelfile  # seldom needed
+
+        return write(format_modelfile(model))
     if template:
         return write(read_chat_template(path) + "\n")
     if check:

@@ -34,11 +34,10 @@ def create_model(name: str, content: Modelfile, folder: str | None, where: str) 
     warnings = [f"{unused}: ignored (no effect)" for unused in [", ".join(content.list_unused())] if unused]
     path = find_model(content.base).path
     if content.template is not None:
-        template = recognize_template(content.template, read_own_template(path), where)
-        if template is None:
-            warnings.append("TEMPLATE is replaced by the model's own, which has the same marks")
-        elif template != content.template:
-            warnings.append(f"TEMPLATE is replaced by the built-in {template!r}, which has the same marks")
+        template, difference = recognize_template(content.template, read_own_template(path), where)
+        if difference:
+            other = "the model's own" if template is None else f"the built-in {template!r}"
+            warnings.append(f"TEMPLATE is replaced by {other}, {difference}")
         content = Modelfile(**{**vars(content), "template": template})
     require_valid_options(content, where)
     write_created(name, content)

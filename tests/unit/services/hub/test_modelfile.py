@@ -3,7 +3,7 @@
 import pytest
 
 from localllm.errors import UsageError
-from localllm.services.hub.go_templates import recognize_template
+from localllm.services.hub.go_templates import recognize_template, render_prompt
 from localllm.services.hub.modelfile import Modelfile, parse_modelfile
 
 CHATML = """{{ if .System }}<|im_start|>system
@@ -33,6 +33,21 @@ PHI3 = """{{ if .System }}<|system|>
 <|assistant|>
 {{ .Response }}<|end|>"""
 MISTRAL = "{{ if .System }}[INST] {{ .System }}\n\n{{ .Prompt }} [/INST]{{ else }}[INST] {{ .Prompt }} [/INST]{{ end }}"
+MISTRAL_TOOLS = """{{- if .Messages }}
+{{- range $index, $_ := .Messages }}
+{{- if eq .Role "user" }}
+{{- if $.Tools }}[AVAILABLE_TOOLS] {{ $.Tools }}[/AVAILABLE_TOOLS]{{ end }}[INST] {{ .Content }}[/INST]
+{{- else if eq .Role "assistant" }}
+{{- if .Content }} {{ .Content }}
+{{- else if .ToolCalls }}[TOOL_CALLS] [{{ range .ToolCalls }}{{ .Function.Name }}{{ end }}]
+{{- end }}</s>
+{{- else if eq .Role "tool" }}[TOOL_RESULTS] {{ .Content }} [/TOOL_RESULTS]
+{{- end }}
+{{- end }}
+{{- else }}[INST] {{ if .System }}{{ .System }}
+
+{{ end }}{{ .Prompt }}[/INST]
+{{- end }} {{ .Response }}</s>"""
 TOOLS = """{{- if .Tools }}<|im_start|>system
 You have functions for the weather.
 {{- range .Tools }}
@@ -86,12 +101,59 @@ def test_a_fault_is_told_with_its_line(text: str, message: str):
      (TOOLS, "chatml"), ("chatml", "chatml")],
 )  # fmt: skip
 def test_usual_templates_are_recognized(template: str, name: str):
-    assert recognize_template(template, None, "M") == name
+    assert recognize_template(template, None, "M")[0] == name
 
 
 def test_a_template_with_the_marks_of_the_models_own_is_the_models_own():
     own = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
-    assert recognize_template(CHATML, own, "M") is None and recognize_template(TOOLS, own, "M") is None
+    assert recognize_template(CHATML, own, "M")[0] is None and recognize_template(TOOLS, own, "M")[0] is None
+
+
+ZEPHYR = "<|system|>\n{{ .System }}</s>\n<|user|>\n{{ .Prompt }}</s>\n<|assistant|>\n"
+ALPACA = "{{ .System }}\n\n### Instruction:\n{{ .Prompt }}\n\n### Response:\n"
+RANGE = "{{ range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}"
+SYSTEM_TURN = "<start_of_turn>system\n{{ .System }}<end_of_turn>\n" + GEMMA.replace("{{ .System }} ", "")
+
+
+@pytest.mark.parametrize(
+    ("template", "difference"),
+    [
+        (CHATML, "which writes the same"),
+        (TOOLS, "which has the same marks"),
+        (MISTRAL_TOOLS, "which writes the same"),
+        (RANGE, "which has the same marks"),
+        (ALPACA, r"which writes other white space: 'SYSTEM### Instruction:\nPROMPT\n### Response:' instead of "
+         r"'SYSTEM\n\n### Instruction:\nPROMPT\n\n### Response:'"),
+    ],
+)  # fmt: skip
+def test_what_a_replacement_writes_otherwise_is_told(template: str, difference: str):
+    assert recognize_template(template, None, "M")[1] == difference
+
+
+@pytest.mark.parametrize(("template", "name"), [(ZEPHYR, "zephyr"), (SYSTEM_TURN, "gemma")])
+def test_a_template_that_only_resembles_a_builtin_one_is_refused_by_its_name(template: str, name: str):
+    with pytest.raises(UsageError, match=f"M: TEMPLATE resembles the built-in '{name}', which writes '.* instead of"):
+        recognize_template(template, None, "M")
+
+
+def test_an_end_of_text_token_of_the_vocabulary_is_not_compared():
+    own = "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{{ eos_token }}\n{% endfor %}<|assistant|><|user|>"
+    own = own.replace("<|user|>", "{# <|user|> <|system|> #}")
+    assert recognize_template(ZEPHYR, own, "M") == (None, "which writes the same")
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt"),
+    [
+        ("{{ if and .System (not .Tools) }}{{ .System }}:{{ end }} {{- .Prompt }}!{{ .Response }}?", "SYSTEM:PROMPT!"),
+        ("{{ if .Messages }}a{{ else if .First }}b{{ else }}c{{ end }}{{ $.Prompt }}", "bPROMPT"),
+        ("{{ if .Tools }}a{{ else }}c{{ end }}{{ range .Messages }}{{ .Role }}{{ end }}", "c"),
+        ("{{ .Prompt }}{{ end }}", None),
+        ("{{ json .Prompt }}", None),
+    ],
+)
+def test_a_prompt_is_rendered_as_templates_in_gos_syntax_do(template: str, prompt: str | None):
+    assert render_prompt(template) == prompt
 
 
 @pytest.mark.parametrize(
