@@ -95,7 +95,6 @@ class ModelPool:
     Attributes:
         entries: by name, in the order given; the first one is the default.
         find: finds models that were added since the start, and one by name; None if the server's models are fixed.
-        locate: returns the path of a model's file by another name; raises LocalllmError; None: there are no others.
     """
 
     def __init__(
@@ -119,7 +118,6 @@ class ModelPool:
         """
         self.entries, self._by_file = dict[str, ModelEntry](), dict[tuple[str, object], ModelEntry]()
         self.find: Find | None = None
-        self.locate: Callable[[str], str] | None = None
         for name, path in paths.items():
             self._add(name, path, (names or {}).get(name, NameOptions()))
         self._open, self._metrics, self.memory, self.parallel = open_model, metrics, memory, parallel
@@ -185,22 +183,21 @@ class ModelPool:
             await self._unload(entry.shared)
 
     def _find_same(self, name: str) -> str:
-        """Return the served name of the file that another name means; the name itself if there is none.
+        """Return the served name with the file and the options of another name; the name itself if there is none.
 
-        A server of all installed models also serves those of other programs by their names, and names whose file is
-        only served with the settings of another one.
+        A server of all installed models also serves those of other programs by their names, which it adds.
         """
         try:
-            path = os.path.realpath(self.locate(name)) if self.locate else ""
-            same = [each for each in self.entries.values() if path and os.path.realpath(each.path) == path]
-            for each in same:
-                if each.options.defaults == AnswerDefaults():
-                    return each.name
-            if path:
-                self.add_found(name)
+            found = [*self.find(self._get_paths(), name)] if self.find else []
         except LocalllmError:
             return name
-        return name if name in self.entries or not same else same[0].name
+        for each, path, options in found:
+            file = os.path.realpath(path)
+            for entry in self.entries.values():
+                if os.path.realpath(entry.path) == file and entry.options == options:
+                    return entry.name
+            self._add(each, path, options)
+        return name
 
     def resolve(self, name: str | None) -> ModelEntry:
         """Return the model of a name.

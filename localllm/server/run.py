@@ -43,7 +43,7 @@ class ServerSettings:
         idle_seconds: seconds without a request after which a model is unloaded; None: never.
         access_log: whether to print a line for each request.  ssl_certfile, ssl_keyfile: PEM files for TLS, or None.
         names: options by model name, see ModelPool.  find: finds models that were added since the start, or None.
-        locate: see ModelPool.  allows_pull: see ClientLimits.
+        allows_pull: see ClientLimits.
     """
 
     paths: Mapping[str, str]
@@ -71,7 +71,6 @@ class ServerSettings:
     suffix_first: bool = False
     names: Mapping[str, NameOptions] = field(default_factory=dict)
     find: Find | None = None
-    locate: "Callable[[str], str] | None" = None
     allows_pull: bool = False
 
 
@@ -110,7 +109,7 @@ def run_server(
             setup.paths, setup.open_model, metrics, memory, setup.parallel, setup.strict_names, setup.idle_seconds,
             setup.names,
         )  # fmt: skip
-        pool.find, pool.locate = setup.find, setup.locate
+        pool.find = setup.find
         ending = listener.ShutdownOptions(setup.grace, stop_responses, warn)
         app = create_application(ServerContext(pool, metrics, limits), rules, warn if setup.access_log else None)
         server = listener.create_listener(app, limits, ending, tls)

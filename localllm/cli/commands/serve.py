@@ -176,8 +176,7 @@ def serve(
         share.max_body, share.max_connections, share.timeout, share.on_overflow == "drop-turns",
         tuple(share.media_path or ()), place.strict_model_names, share.idle, place.access_log,
         place.ssl_certfile, place.ssl_keyfile, share.cache_reuse, share.spm_infill, names,
-        None if models else partial(find_added, share.cache_reuse, openers, stamps), None if models else locate_by_name,
-        place.allow_pull,
+        None if models else partial(find_added, share.cache_reuse, openers, stamps), place.allow_pull,
     )  # fmt: skip
     if place.host is None and place.socket is None:
         warn_ollama_host(place.port, is_chosen=place.port != PORT)
@@ -246,13 +245,15 @@ def list_local_models() -> list[ServedModel]:
 
     on_disk = [each for each in list_models_on_disk() if each.is_whole and not each.kind]
     models = [ServedModel(each.name, str(each.path), each.name) for each in on_disk]
-    paths, settings = {each.name: each.path for each in models}, load_settings()
-    targets = {alias: settings.follow_alias(alias)[-1] for alias in settings.aliases}
-    named = {alias: paths[target] for alias, target in targets.items() if target in paths}
-    models += [ServedModel(alias, path, alias) for alias, path in named.items() if alias in settings.model]
-    for name in list_created_names():
+    created, settings = list_created_names(), load_settings()
+    for name in created:
         with suppress(LocalllmError):  # one whose model is missing
             models.append(ServedModel(name, resolve_model(name), name))
+    paths = {each.name: each.path for each in models}
+    targets = {alias: settings.follow_alias(alias)[-1] for alias in settings.aliases}
+    for alias, target in targets.items():
+        if target in paths and (alias in settings.model or target in created):  # one with settings
+            models.append(ServedModel(alias, paths[target], alias))
     builtin = "localllm-guide"
     return models or [ServedModel(builtin, str(localllm.builtin_model()), builtin)]
 

@@ -179,7 +179,7 @@ def test_requests_that_send_files_are_refused(served: Served, method: str, path:
 
 def test_models_added_after_the_start_are_served(tmp_path):
     path, added = str(write_tiny_model(tmp_path / "tiny.gguf")), list[tuple]()
-    find = lambda names: [each for each in added if each[0] not in names]  # noqa: E731
+    find = lambda names, wanted="": [each for each in added if each[0] not in names and not wanted]  # noqa: E731
     with serving({"first": path}) as served:
         served.service.pool.find = find
         assert served.post("/api/show", {"model": "second"}).status == 200, "a single model has any name"
@@ -197,7 +197,7 @@ def test_removed_models_are_no_longer_listed_but_the_last_one_stays(tmp_path):
     paths = {name: write_tiny_model(tmp_path / f"{name}.gguf", seed=seed) for seed, name in enumerate("abcd")}
     gone = list[tuple]()
     with serving({name: str(path) for name, path in paths.items()}) as served:
-        served.service.pool.find = lambda names: [each for each in gone if each[0] in names]
+        served.service.pool.find = lambda names, wanted="": [each for each in gone if each[0] in names and not wanted]
         assert served.chat("Hi", model="b", max_tokens=1).status == 200
         paths["b"].unlink()
         gone.append(("c", "", NameOptions()))
@@ -213,7 +213,7 @@ def test_a_name_that_means_another_file_is_opened_anew(tmp_path):
     with serving({"a": paths[0], "b": paths[1]}) as served:
         assert served.chat("Hi", model="a", max_tokens=1).status == 200
         pool = served.service.pool
-        pool.find = lambda served_paths: [("a", paths[2], NameOptions())] * (served_paths["a"] == paths[0])
+        pool.find = lambda known, wanted="": [("a", paths[2], NameOptions())] * (known["a"] == paths[0])
         assert {model["name"] for model in served.get("/api/tags").json["models"]} == {"a", "b"}
         assert served.chat("Hi", model="a", max_tokens=1).status == 200
         assert pool.entries["a"].path == paths[2]

@@ -1,5 +1,6 @@
 """Test changes of models by Ollama's API: what they write, what they refuse, and who may ask."""
 
+import hashlib
 import json
 import os
 import time
@@ -20,6 +21,7 @@ from localllm.services.hub.name_values import load_name_values
 from localllm.services.hub.pull import PullProgress
 
 PAGE = "https://page.example"
+LAYER = "application/vnd.ollama.image."
 
 
 @pytest.fixture
@@ -48,7 +50,7 @@ def find(names: Any, wanted: str = "") -> Iterator[tuple[str, str, NameOptions]]
 def served(models: Path) -> Iterator[Served]:
     rules = AccessRules(origins=[PAGE])
     with serving({"base": str(models / "base.gguf")}, rules, ClientLimits(allows_pull=True)) as served:
-        served.service.pool.find, served.service.pool.locate = find, locate_by_name
+        served.service.pool.find = find
         yield served
 
 
@@ -163,6 +165,30 @@ def test_an_alias_is_not_deleted_with_its_model(served: Served, models: Path, tm
     assert send(served, "delete", {"model": "small"}).status == 403 and (models / "base.gguf").exists()
 
 
+def test_a_name_with_settings_of_its_own_is_not_answered_by_another_name_of_its_file(served: Served, tmp_path: Path):
+    assert send(served, "create", {"model": "mario", "from": "base", "parameters": {"num_predict": 2}}).status == 200
+    store = tmp_path / "ollama"
+    (store / "blobs").mkdir(parents=True)
+    layers = {"model": (tmp_path / "models" / "base.gguf").read_bytes(), "params": b'{"num_predict": 3}'}
+    for name, kinds in {"plain": ["model"], "short": ["model", "params"]}.items():
+        digests = {kind: hashlib.sha256(layers[kind]).hexdigest() for kind in kinds}
+        for kind, digest in digests.items():
+            (store / "blobs" / f"sha256-{digest}").write_bytes(layers[kind])
+        rows = [{"mediaType": LAYER + kind, "digest": f"sha256:{digest}"} for kind, digest in digests.items()]
+        manifest = store / "manifests" / "registry.ollama.ai" / "library" / name / "latest"
+        manifest.parent.mkdir(parents=True)
+        manifest.write_text(json.dumps({"layers": rows}))
+    (tmp_path / "config" / "localllm").mkdir(parents=True)
+    (tmp_path / "config" / "localllm" / "config.toml").write_text('[aliases]\nluigi = "mario"\n')
+    body = {"prompt": "Hi", "stream": False, "raw": True, "options": {"temperature": 0}}
+    counts = {
+        name: served.post("/api/generate", {**body, "model": name}).json["eval_count"]
+        for name in ("luigi", "plain", "short")
+    }
+    assert (counts["luigi"], counts["short"]) == (2, 3) and counts["plain"] > 3
+    assert list_names(served) == ["base", "mario", "luigi", "plain", "short"]
+
+
 def test_another_name_of_a_served_file_reaches_it(served: Served, models: Path):
     (models / "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf").write_bytes((models / "base.gguf").read_bytes())
     answer = served.post("/api/generate", {"model": "qwen2.5-coder:0.5b", "prompt": "a", "stream": False,
@@ -214,7 +240,7 @@ def test_a_failing_download_is_an_error_in_the_stream(served: Served, monkeypatc
 
 def test_downloads_need_a_server_that_allows_them(models: Path, hub: list[str]):
     with serving({"base": str(models / "base.gguf")}) as served:
-        served.service.pool.find, served.service.pool.locate = find, locate_by_name
+        served.service.pool.find = find
         reply = send(served, "pull", {"model": "qwen3-0.6b"})
     assert reply.status == 501 and "--allow-pull" in reply.json["error"] and not hub
 

@@ -21,7 +21,7 @@ USUAL = {
     "hosts": [], "origins": [], "body": 32_000_000, "connections": 128, "answer_seconds": None, "drops_turns": False,
     "folders": [], "open_model": None, "strict_names": False, "access_log": False, "ssl_certfile": None,
     "ssl_keyfile": None, "idle_seconds": None, "cache_reuse": None, "suffix_first": False,
-    "names": {}, "find": None, "locate": None, "allows_pull": False,
+    "names": {}, "find": None, "allows_pull": False,
 }  # fmt: skip
 
 
