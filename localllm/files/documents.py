@@ -26,12 +26,16 @@ PAGED = PDF, WORD, EPUB
 PAGE_BREAK = "\f"
 MISSING = "reading PDF needs pypdfium2: pip install 'localllm[documents]'"
 MAX_PART_BYTES = 64 << 20  # of a part of a zip file, unpacked
-LIGATURES = str.maketrans({"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st"})
+LIGATURES = str.maketrans({
+    "ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st",
+    "\x1b": "ff", "\x1c": "fi", "\x1d": "fl", "\x1e": "ffi", "\x1f": "ffl",  # in LaTeX's T1 fonts of bitmaps
+})  # fmt: skip
 DIVIDED = re.compile("(\\w+)[\x02\ufffe]\n?(\\w*)")  # PDFium marks the hyphen of a word that two lines share
 # LaTeX's older fonts print an accent and then its letter, as in "caf´e" and "na¨ıve".
 ACCENTS = dict(zip("´`¨ˆ˜¸˚ˇ˘¯", "\u0301\u0300\u0308\u0302\u0303\u0327\u030a\u030c\u0306\u0304", strict=True))
 ACCENTED = re.compile(f"([{''.join(set(ACCENTS) - {'`'})}]|(?<=[a-z])`) ?([A-Za-zıȷ])")
 W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
+PAGES = "{http://schemas.openxmlformats.org/officeDocument/2006/extended-properties}Pages"
 FALLBACK = "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"  # repeats what stands before it
 CONTAINER, OPF = "{urn:oasis:names:tc:opendocument:xmlns:container}", "{http://www.idpf.org/2007/opf}"
 
@@ -161,17 +165,40 @@ def parse_xml(data: bytes) -> ElementTree.Element:
 def read_word(file: zipfile.ZipFile) -> str:
     """Return the text of a .docx file: paragraphs, rows of tables, and notes at the end.
 
-    Pages are those at which the program that saved it broke lines (`lastRenderedPageBreak`), if it recorded them.
+    Pages are those at which the program that saved it broke lines (`lastRenderedPageBreak`). LibreOffice only records
+    how many there are: if the text has as many breaks of its own, these are the pages.
     """
     body = parse_xml(read_part(file, "word/document.xml")).find(f"{W}body")
     if body is None:
         raise ValueError("no body")
+    mark_own_breaks(body, read_page_count(file))
     blocks = [*read_blocks(body)]
     for part in ("word/footnotes.xml", "word/endnotes.xml"):
         if part in file.namelist():
             notes = parse_xml(read_part(file, part))
             blocks += [text for note in notes if note.get(f"{W}type") is None for text in read_blocks(note)]
     return "\n".join(blocks).replace(f"{PAGE_BREAK}\n", f"\n{PAGE_BREAK}")
+
+
+def read_page_count(file: zipfile.ZipFile) -> int:
+    """Return the number of pages that the program which saved a .docx file counted, 0 if it did not."""
+    if "docProps/app.xml" not in file.namelist():
+        return 0
+    text = parse_xml(read_part(file, "docProps/app.xml")).findtext(PAGES) or ""
+    return int(text) if text.isdecimal() else 0
+
+
+def mark_own_breaks(body: ElementTree.Element, pages: int) -> None:
+    """Mark the breaks that a text's author made as rendered ones, if they are all breaks between this many pages."""
+    rendered = f"{W}lastRenderedPageBreak"
+    breaks = [each for each in body.iter(f"{W}br") if each.get(f"{W}type") == "page"]
+    before = ((each, each.find(f"{W}pPr/{W}pageBreakBefore")) for each in body.iter(f"{W}p"))
+    paragraphs = [each for each, mark in before if mark is not None and mark.get(f"{W}val") not in ("0", "false")]
+    if body.find(f".//{rendered}") is None and len(breaks) + len(paragraphs) + 1 == pages:
+        for each in breaks:
+            each.tag = rendered
+        for each in paragraphs:
+            each.insert(0, ElementTree.Element(rendered))
 
 
 def read_blocks(parent: ElementTree.Element) -> Iterator[str]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 W = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+APP = "http://schemas.openxmlformats.org/officeDocument/2006/extended-properties"
 CONTAINER = (
     '<container xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles>'
     '<rootfile full-path="OPS/book.opf"/></rootfiles></container>'
@@ -33,10 +34,15 @@ def write_pdf(path: Path, pages: Sequence[Sequence[str]], encrypt: str = "") -> 
     return path
 
 
-def write_docx(path: Path, body: str, **parts: str) -> Path:
-    """Write a Word file; body: WordprocessingML, with the prefix w; parts: others of word/, by name."""
+def write_docx(path: Path, body: str, pages: int = 0, **parts: str) -> Path:
+    """Write a Word file; body: WordprocessingML, with the prefix w; parts: others of word/, by name.
+
+    pages: the count in docProps/app.xml, 0 for none.
+    """
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("word/document.xml", f'<w:document xmlns:w="{W}"><w:body>{body}</w:body></w:document>')
+        if pages:
+            file.writestr("docProps/app.xml", f'<Properties xmlns="{APP}"><Pages>{pages}</Pages></Properties>')
         for name, content in parts.items():
             file.writestr(f"word/{name}.xml", f'<w:{name} xmlns:w="{W}">{content}</w:{name}>')
     return path

@@ -42,6 +42,10 @@ def test_accents_are_put_on_their_letters(printed: str, text: str):
 
 def test_ligatures_are_letters():
     assert "eﬃcient ﬁle".translate(documents.LIGATURES) == "efficient file"
+    assert (
+        "a\x1ermed co\x1bee, \x1du\x1by wa\x1fes \x1c".translate(documents.LIGATURES)
+        == "affirmed coffee, fluffy waffles fi"
+    )
 
 
 def test_a_word_file_has_paragraphs_tables_and_notes(tmp_path: Path):
@@ -60,6 +64,18 @@ def test_a_word_file_has_paragraphs_tables_and_notes(tmp_path: Path):
 def test_a_word_file_has_the_pages_that_were_recorded(tmp_path: Path):
     body = paragraph("first") + paragraph("sec", BREAK, "ond") + paragraph(BREAK, "third")
     assert read_document(write_docx(tmp_path / "a.docx", body)) == "first\nsec\fond\n\fthird"
+
+
+@pytest.mark.parametrize(("pages", "text"), [(3, "a\n\fb\n\fc"), (2, "a\n\nb\nc"), (4, "a\n\nb\nc"), (0, "a\n\nb\nc")])
+def test_breaks_of_the_author_are_pages_if_there_are_no_others(tmp_path: Path, pages: int, text: str):
+    """LibreOffice records the number of pages, but not where it broke lines."""
+    body = (
+        paragraph("a", '<w:br w:type="page"/>')
+        + paragraph("b")
+        + paragraph("c").replace("<w:pPr/>", "<w:pPr><w:pageBreakBefore/></w:pPr>")
+    )
+    found = read_document(write_docx(tmp_path / "a.docx", body, pages))
+    assert found == text and mark_pages(found).count("[page") == text.count("\f")
 
 
 def test_an_epub_has_its_chapters_in_order(tmp_path: Path):
