@@ -23,7 +23,8 @@ ANSWER_NAMES = {
     "reasoning_effort": "think", "chat_template_kwargs": "template_variables",
     "assistant_model": "speculate", "draft_model": "speculate", "num_speculative_tokens": "speculate",
     "stream": "iteration: an answer is an iterator", "num_ctx": "context of localllm.open",
-    "n_ctx": "context of localllm.open",
+    "n_ctx": "context of localllm.open", "system": "a first message of the role system",
+    "system_prompt": "a first message of the role system", "messages": "the first argument of chat",
 }  # fmt: skip
 OPEN_NAMES = {
     "n_ctx": "context", "num_ctx": "context", "max_seq_len": "context", "max_model_len": "context",

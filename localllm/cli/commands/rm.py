@@ -1,6 +1,7 @@
-"""localllm rm: remove a pulled model."""
+"""localllm rm: remove pulled models."""
 
 import sys
+from typing import TYPE_CHECKING
 
 from localllm.cli.open_model import confirm
 from localllm.cli.options.offers import offer_models
@@ -9,26 +10,35 @@ from localllm.cli.terminal.output import is_terminal, say, say_dim
 from localllm.cli.terminal.render import format_size
 from localllm.errors import LocalllmError, UsageError
 
+if TYPE_CHECKING:
+    from localllm.services.hub.catalogue import ModelOnDisk
+
 
 def rm(
-    name: str = argument("MODEL", "Model name, as `localllm list` shows it, or path.", offer_models),
+    models: list[str] = argument("MODEL...", "Model names, as `localllm list` shows them, or paths.", offer_models),
     *,
     force: bool = option("-f --force", "Do not ask for confirmation."),
 ) -> None:
-    """Remove a model from the models folder.
+    """Remove models from the models folder.
 
-    Removes all files of the model, including an incomplete download; of a name that `create` or `cp` made, only the
+    Removes all files of a model, including an incomplete download; of a name that `create` or `cp` made, only the
     name. `rm` never removes files outside that folder.
 
     Examples:
       localllm rm qwen3-4b
-      localllm rm --force qwen3-4b:Q8_0
+      localllm rm --force qwen3-4b:Q8_0 mario
     """
-    from localllm.files.models_folder import remove_empty_folders
     from localllm.services.hub.catalogue import find_removable
+
+    for removable in [find_removable(name) for name in dict.fromkeys(models)]:
+        remove(removable, force)
+
+
+def remove(removable: "ModelOnDisk", force: bool) -> None:
+    """Remove a model or a name, after a question unless it is forced. Raises LocalllmError."""
+    from localllm.files.models_folder import remove_empty_folders
     from localllm.services.hub.create_model import list_dependents
 
-    removable = find_removable(name)
     dependents = list_dependents(removable.path)
     if not force:
         if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):

@@ -172,6 +172,15 @@ def test_removing_a_name_keeps_its_model(folder: Path, cli):
     assert os.listdir(folder / "models") == ["base.gguf"]
 
 
+def test_rm_removes_several_names_or_none(folder: Path, cli):
+    create(cli, "FROM base\n")
+    assert cli("cp", "mario", "luigi")[0] == 0
+    code, _, err = cli("rm", "mario", "wario", "--force")
+    assert code == 3 and "wario" in err and (folder / "models" / "mario.modelfile").exists()
+    assert cli("rm", "mario", "luigi", "mario", "--force") == (0, "", "")
+    assert os.listdir(folder / "models") == ["base.gguf"]
+
+
 def test_removing_a_model_tells_the_names_without_one(folder: Path, cli):
     create(cli, "FROM base\n")
     assert (
