@@ -59,7 +59,8 @@ class CommandGroup(ParameterMixin, TyperGroup):  # type: ignore[misc]
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         own_names = {name for each in self.get_params(ctx) for name in each.opts}
         if args and args[0].startswith("-") and args[0] not in own_names:
-            raise UsageError(f"{args[0]} needs a command before it, as in `localllm run MODEL {args[0]} ...`")
+            version = "; for the version, use --version" if args in (["-v"], ["-V"]) else ""
+            raise UsageError(f"{args[0]} needs a command before it, as in `localllm run MODEL {args[0]} ...`{version}")
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

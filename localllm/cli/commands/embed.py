@@ -168,6 +168,9 @@ def read_inputs(input: str | None, files: list[str] | None, images: list[str] | 
     image_records = [Record(path, ShownImage(path)) for path in images or ()]
     if input is not None and (images or " " in input.strip()) and not os.path.lexists(input):
         return [Record(input, input), *image_records]
+    if input is not None and input.isalnum() and not os.path.lexists(input):
+        way = f"to embed this word, use `echo {input} | localllm embed MODEL`"
+        raise UsageError(f"cannot read {input}: No such file or directory; {way}")
     if images and input is files is None:
         return image_records
     if files is None:

@@ -242,6 +242,8 @@ def test_each_llama_cpp_option_is_either_known_or_refused():
         ("rnu x", "unknown command rnu; did you mean run"),
         ("xyzzyx y", "unknown command xyzzyx; localllm --help lists the commands"),
         ("small.gguf", "localllm chat small.gguf"),
+        ("-v", "-v needs a command before it, as in `localllm run MODEL -v ...`; for the version, use --version"),
+        ("embed small hello", "cannot read hello: No such file or directory; to embed this word, use `echo hello |"),
         ("-m small.gguf", "-m needs a command before it, as in `localllm run MODEL -m ...`"),
         ("help rnu", "unknown command rnu"),
         ("config rnu", "unknown command rnu"),
