@@ -75,10 +75,11 @@ def plan_runs(
 ) -> Iterable[list[TokenSlice]]:  # fmt: skip
     """Yield the runs of some requests, each of at most BATCH tokens.
 
-    A request's tokens are those that its sequence's state lacks, usually none, then the new ones. tokens: of each
-    request, int64. logits, kernel_tokens: see Engine.run.
+    A request's tokens are those that its sequence's state lacks, usually none, then the new ones; a few tokens in gaps
+    before copies share the run of the new ones. tokens: of each request, int64. logits, kernel_tokens: see Engine.run.
     """
     reread, readings, total, has_images = list[TokenSlice](), list[TokenSlice](), 0, False
+    gaps = list[TokenSlice]()
     counts = kernel_tokens or [0] * len(tokens)
     for number, ((sequence, _), new, count) in enumerate(zip(requests, tokens, counts, strict=True)):
         length = len(sequence.tokens)
@@ -90,13 +91,17 @@ def plan_runs(
                 begin = length
             else:
                 ids = np.concatenate((lacking, new))
+        for first, end in sequence.gaps:
+            if end <= begin:
+                gaps.append(TokenSlice(number, first, np.array(sequence.tokens[first:end], np.int64), 0, count))
+                total += end - first
         wanted = len(new) if logits == "all" else int(logits == "last")
         kernel_wanted = (count or len(new)) if logits == "all" else 1
         readings.append(TokenSlice(number, begin, ids, wanted, count, kernel_wanted))
         total, has_images = total + len(ids), has_images or bool(ids.min() < 0)
     if total <= min(PRECISE_TOKENS, BATCH) and not reread and not has_images:  # as in decode
-        return [readings]
-    return divide_into_runs(reread, readings, tokens, precise, logits == "last", runs)
+        return [[*gaps, *readings]]
+    return divide_into_runs([*gaps, *reread], readings, tokens, precise, logits == "last", runs)
 
 
 def divide_into_runs(
@@ -433,7 +438,7 @@ class Engine:
                 select_images(sequence.images, keep, keep + count), keep + count
             )
             store = sequence.store
-            cached = store.truncate(len(sequence.tokens))
+            cached = store.truncate(sequence.drop_gaps())
             try:
                 length = store.shift(keep, count) if cached >= keep + count else store.truncate(min(cached, keep))
                 if length > keep:
@@ -443,28 +448,32 @@ class Engine:
                 raise
             sequence.drop_range(keep, count)
 
-    def append_copies(self, sequence: Sequence, source: Sequence, first: int, count: int) -> bool:
+    def append_copies(
+        self, sequence: Sequence, source: Sequence, first: int, count: int, skipped: Ids[int] = ()
+    ) -> bool:
         """Append `count` tokens of another sequence, from position `first` on, by copying their cache.
 
         Keys are rotated to their new positions. The copies still depend on the text before them in the source: keys and
-        values of deeper layers were computed with it. Returns False and changes nothing if either sequence's state is
-        incomplete or has images. Raises UsageError if the model's keys cannot be moved; MemoryLimitError.
+        values of deeper layers were computed with it. skipped: tokens before the copies, which the next run computes.
+        Returns False and changes nothing if either sequence's state is incomplete or has images, or if tokens cannot be
+        skipped. Raises UsageError if the model's keys cannot be moved; MemoryLimitError.
         """
         with self.lock:
             self.prepare_shift()
-            place = len(sequence.tokens)
+            length = len(sequence.tokens)
+            place = length + len(skipped)
             is_whole = all(each.store.truncate(len(each.tokens)) == len(each.tokens) for each in (sequence, source))
-            if not is_whole or sequence.images or source.images or place + count > self.context:
+            if not is_whole or source.gaps or sequence.images or source.images or place + count > self.context:
                 return False
             try:
-                if not sequence.store.append_copies(source.store, first, place, count):
+                if not sequence.store.append_copies(source.store, first, length, count, len(skipped)):
                     return False
                 if first != place:
                     self.backend.rotate_keys(sequence.store, place, place + count, first - place)
             except BaseException:
-                sequence.store.truncate(place)
+                sequence.store.truncate(length)
                 raise
-            sequence.commit_copies(source.tokens[first : first + count])
+            sequence.commit_copies(source.tokens[first : first + count], skipped)
             return True
 
     @property

@@ -82,6 +82,7 @@ class Sequence:
             is empty.
         images: the images among the tokens, each with the index of its first row.
         exact: length of the prefix before the first token that was copied from another sequence.
+        gaps: positions [begin, end) before copied tokens that the state lacks: the next run computes them.
         adapter_scales: the scales of adapters for its tokens.
         hook: sees and changes hidden states of its tokens, or None.
     """
@@ -92,6 +93,7 @@ class Sequence:
     def __init__(self, engine: SequenceRunner, store: SequenceState, tokens: Ids[int] = ()):
         self.tokens, self.aligned, self.encoded = list(tokens), 0, 0
         self.images, self.exact = list[tuple[int, ImageEmbedding]](), sys.maxsize
+        self.gaps = list[tuple[int, int]]()
         self.adapter_scales = AdapterScales.uniform(engine.adapter_scales)
         self._pending_aligned = 0  # end of further tokens that become aligned once their run or image is complete
         self.engine, self._store = engine, store
@@ -130,9 +132,10 @@ class Sequence:
         return self.engine.run([(self, ids)], logits, precise, [kernel_tokens])[0]
 
     def fork(self) -> "Sequence":
-        """Return a copy, which shares memory with this sequence until one of them continues."""
+        """Return a copy of the tokens before a gap, which shares memory with this sequence until one continues."""
         with self.engine.lock:
-            twin = Sequence(self.engine, self.store.fork(len(self.tokens)), self.tokens)
+            length = self.gaps[0][0] if self.gaps else len(self.tokens)
+            twin = Sequence(self.engine, self.store.fork(length), self.tokens[:length])
             twin.aligned, twin.encoded, twin.images = self.aligned, self.encoded, [*self.images]
             twin._pending_aligned, twin.exact = self._pending_aligned, self.exact
             twin.adapter_scales, twin.hook = AdapterScales(self.adapter_scales.changes), self.hook
@@ -187,6 +190,7 @@ class Sequence:
     def _truncate_tokens(self, length: int) -> None:
         self.aligned = min(self.aligned, self._find_last_end(length))
         del self.tokens[length:]
+        self.gaps = [(begin, min(end, length)) for begin, end in self.gaps if begin < length]
         self.adapter_scales.truncate(length)
         self.exact = self.exact if self.exact < length else sys.maxsize
         self.encoded = self.encoded if length else 0
@@ -204,6 +208,7 @@ class Sequence:
         """
         end = place + len(ids)
         self.tokens[place:end] = ids.tolist()
+        self.gaps = [gap for gap in self.gaps if not place <= gap[0] < end]
         if image is not None and (begin := place - decode_row(int(ids[0]))) not in [
             registered for registered, _ in self.images
         ]:
@@ -244,10 +249,21 @@ class Sequence:
             (begin if begin < keep else begin - count, image) for begin, image in self.images if not keep <= begin < end
         ]
 
-    def commit_copies(self, ids: Ids[int]) -> None:
-        """Record that these tokens were appended by copying another sequence's state."""
-        self.exact, self._pending_aligned = min(self.exact, len(self.tokens)), self.aligned
-        self.tokens += ids
+    def commit_copies(self, ids: Ids[int], skipped: Ids[int] = ()) -> None:
+        """Record that these tokens were appended by copying another sequence's state.
+
+        skipped: tokens of a gap before them.
+        """
+        length = len(self.tokens)
+        self.exact, self._pending_aligned = min(self.exact, length), self.aligned
+        if skipped:
+            self.gaps.append((length, length + len(skipped)))
+        self.tokens += [*skipped, *ids]
+
+    def drop_gaps(self) -> int:
+        """Forget the gaps; return the number of tokens before the first, after which the state must be truncated."""
+        length, self.gaps = self.gaps[0][0] if self.gaps else len(self.tokens), []
+        return length
 
     def release(self) -> None:
         """Queue the memory to be freed when the engine is used next.

@@ -356,7 +356,7 @@ class Completion(PicklableAnswer):
     def prepare_prefill(self) -> None:
         """Append the reusable chunks that come next, if any, and call the progress callback."""
         if self.reuse and self.sequence:
-            self.request.cached += self.reuse.append_chunks(self.sequence)
+            self.request.cached += self.reuse.append_chunks(self.sequence, self.prompt)
         if not self.request.begun and self.options.on_progress:
             cached = self.cached_tokens
             self.options.on_progress(max(self.computed_tokens - cached, 0), len(self.prompt) - cached)

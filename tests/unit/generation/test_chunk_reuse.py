@@ -64,6 +64,21 @@ def answer(batch, queue: Queue, model: localllm.Model, prompt: list[int], reuse:
     return request
 
 
+@pytest.mark.parametrize(("typed", "runs"), [(1, [[1 + READ_AGAIN, 1]]), (40, [[40 + READ_AGAIN], [1]])])
+def test_a_short_edit_is_prefilled_in_one_run(tiny: str, typed: int, runs: list[list[int]]):
+    """Compute a long edit before the copied chunk, because kernels for many tokens are faster."""
+    with localllm.open(tiny, threads=2, context=512) as model:
+        queue, sizes, run = Queue(), list[list[int]](), model.engine.backend.run
+        batch = model.batch(queue, live=True)
+        answer(batch, queue, model, TEXT, LEAST)
+        model.engine.backend.run = lambda spans, precise: (
+            sizes.append([len(span.ids) for span in spans]) or run(spans, precise)
+        )
+        request = answer(batch, queue, model, [*TEXT[:100], *range(2, 2 + typed), *TEXT[100:]], LEAST)
+        assert sizes[: len(runs)] == runs and request.cached == 299 - READ_AGAIN
+        batch.close()
+
+
 def test_a_live_batch_reuses_chunks_only_on_request(tiny: str):
     """Prefill little with reuse, and everything without it."""
     with localllm.open(tiny, threads=2, context=512) as model:

@@ -379,7 +379,7 @@ def test_a_backend_keeps_pages_for_attention_and_states_for_recurrence(monkeypat
     assert calls["CachePool"] == (tested._cache, tested._places.layout) and tested._places.layout is not None
     assert (tested.create_state, tested.get_cache_usage, tested.bytes_per_token) == ("store", "places", 5)
     tested.prepare_shift("turns")
-    assert calls["KeyRotator"] == (tested._cache, states[::2], "turns") and tested.rotate_keys == "turn"
+    assert calls["KeyRotator"] == (tested._cache, states[::2], "turns", 3) and tested.rotate_keys == "turn"
 
 
 def test_a_backend_compiles_one_image_program_for_each_type_of_attention(monkeypatch):
