@@ -256,7 +256,8 @@ NORMALIZER, COMPOSING, NOTHING = (
 NFC_PRETOKENIZERS = ("qwen2", "qwen35", "deepseek-r1-qwen", "command-r", "olmo", "mpt", "modern-bert")
 NFC_ARCHITECTURES = ("gptneox",)
 GROWTH = 3  # maximum bytes of a text per byte of its NFC form
-_MAY_CHANGE = re.compile("[\u0300-\U0010ffff]")  # NFC does not change text with only lower characters
+# NFC does not change text with only lower characters. A range of all higher ones would take 4 ms to compile.
+_MAY_CHANGE = re.compile("[^\0-\u02ff]")
 _SHORT = 1 << 12  # characters; the standard library takes quadratic time for long runs of combining marks
 
 

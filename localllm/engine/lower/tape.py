@@ -7,7 +7,7 @@ from bisect import insort
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
-from typing import NamedTuple, Protocol, SupportsInt
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -98,8 +98,8 @@ class Tape:
         return named | {step.kernel for step in self.steps}
 
     def _iterate_values(self) -> Iterator[object]:
-        """Yield all arguments, including those of kernel calls among them."""
-        values = [value for step in self.steps for value in step.arguments.values()]
+        """Yield all arguments but integers, which most are, including those of kernel calls among them."""
+        values = [value for step in self.steps for value in step.arguments.values() if type(value) is not int]
         for value in values:
             yield value
             if isinstance(value, KernelCall):
@@ -115,10 +115,12 @@ class Tape:
         self._kernels, self._scratch_bytes = addresses, -(-size // 4096) * 4096
         scratch = ReservedMemory(max(self._scratch_bytes * threads, 1))
         self._scratch = scratch.address
-        self.memory.append(scratch)
-        self.memory.append(allocate_buffers(self.steps))
+        self.memory += [scratch, allocate_buffers(self.steps)]
+        encode = self._encode
         values = [
-            [self._encode(value) for value in order_arguments(step.kernel, step.arguments)] for step in self.steps
+            # Most of ten thousand arguments are integers.
+            [value if type(value) is int else encode(value) for value in order_arguments(step.kernel, step.arguments)]
+            for step in self.steps
         ]
         arguments = np.array([value for some in values for value in some], np.int64)
         self.memory.append(arguments)
@@ -131,8 +133,6 @@ class Tape:
 
     def _encode(self, value: object) -> int:
         """Encode an argument as an int64: an integer, the bits of a float32, or an address."""
-        if type(value) is int:  # fast path for most of about ten thousand arguments
-            return value
         if isinstance(value, Buffer):
             return value.address
         if isinstance(value, np.ndarray):
@@ -152,8 +152,7 @@ class Tape:
             return self._scratch
         if value is SCRATCH_BYTES:
             return self._scratch_bytes
-        assert isinstance(value, SupportsInt)
-        return int(value)
+        return int(value)  # type: ignore[call-overload]  # isinstance with SupportsInt would take 5 us
 
 
 def assign_stages(steps: list[KernelStep]) -> None:
