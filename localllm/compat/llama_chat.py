@@ -8,8 +8,8 @@ from localllm.compat.llama_completion import count_usage, format_chat_logprobs, 
 from localllm.errors import UsageError
 from localllm.generation.logprobs import LikelyToken
 from localllm.generation.model_methods import count_alternatives
-from localllm.generation.reasoning import REASONING, TextPart
-from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL, ToolCall, append_part
+from localllm.generation.reasoning import ARGUMENTS, CALL, REASONING, TextPart
+from localllm.generation.tools.tool_call_parser import ToolCall, append_part
 
 if TYPE_CHECKING:
     from localllm.api import Model

@@ -11,17 +11,33 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
-from localllm.generation.constraints.distinct_items import DistinctItems
 from localllm.generation.constraints.json_text import JsonCompactor
-from localllm.generation.reasoning import ANSWER, ESCAPE, REASONING, ReasoningParser, TextPart, Thinking, count_overlap
-from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
+from localllm.generation.reasoning import (
+    ANSWER,
+    ARGUMENTS,
+    CALL,
+    ESCAPE,
+    REASONING,
+    ReasoningParser,
+    TextPart,
+    Thinking,
+    count_overlap,
+)
 from localllm.text.tokenizer import StreamDecoder
 
 if TYPE_CHECKING:
     from localllm.generation.constraints.constraint import Constraint, Matcher
+    from localllm.generation.constraints.distinct_items import DistinctItems
     from localllm.generation.reasoning import Thinking
     from localllm.generation.tools.tool_call_parser import ToolCall, ToolCallParser
     from localllm.generation.tools.tool_grammar import ToolGrammar
+
+
+def create_distinct_items(schema: str) -> "DistinctItems":
+    """Return what checks that items of arrays differ; schema: JSON text."""
+    from localllm.generation.constraints.distinct_items import DistinctItems  # seldom needed; with what it imports, 2 ms of a start
+
+    return DistinctItems(loads(schema))
 
 
 class StopFilter:
@@ -95,7 +111,7 @@ class Transcript:
         call = self.reader.trigger if self.reader and interrupts else ""
         self._decoder, self._stops = decoder.copy(), StopFilter(stops)
         self._splitter = ReasoningParser(self._thinking, call)
-        self._distinct = DistinctItems(loads(form.distinct)) if form and form.distinct else None
+        self._distinct = create_distinct_items(form.distinct) if form and form.distinct else None
         self._call_distinct: DistinctItems | None = None
         self._calls = calls
         self._answer_json = JsonCompactor() if form and form.is_compact else None

@@ -22,7 +22,8 @@ from localllm.frozen import frozen
 if TYPE_CHECKING:
     from localllm.text.tokenizer import Tokenizer
 
-REASONING, ANSWER = "thought", "answer"
+# Types of parts: the reasoning, the answer, a tool call's name, and a chunk of its arguments.
+REASONING, ANSWER, CALL, ARGUMENTS = "thought", "answer", "call", "arguments"
 ESCAPE = "\ufdd1"  # a noncharacter before a mark that is one token, to tell it from the same characters as plain text
 _TAIL = 32  # last tokens of a prompt, in which a template may open the reasoning
 

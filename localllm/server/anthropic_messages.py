@@ -14,8 +14,7 @@ from starlette.responses import Response
 
 from localllm.errors import UsageError
 from localllm.generation.options import GenerationOptions
-from localllm.generation.reasoning import REASONING
-from localllm.generation.tools.tool_call_parser import CALL
+from localllm.generation.reasoning import CALL, REASONING
 from localllm.server import http, request_options
 from localllm.server.attachments import IMAGE_TYPES, decode_text
 from localllm.server.content_blocks import (

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from localllm.generation.reasoning import TextPart
-from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL, ToolCall, generate_call_id
+from localllm.generation.reasoning import ARGUMENTS, CALL, TextPart
+from localllm.generation.tools.tool_call_parser import ToolCall, generate_call_id
 from localllm.server.service import ResponseStream
 
 OPEN, DELTA, CLOSE = "open", "delta", "close"

@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm.generation.logprobs import LikelyToken, TokenLogprob
-from localllm.generation.reasoning import REASONING, TextPart
-from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL, ToolCall, append_part
+from localllm.generation.reasoning import ARGUMENTS, CALL, REASONING, TextPart
+from localllm.generation.tools.tool_call_parser import ToolCall, append_part
 from localllm.server import http, request_options
 from localllm.server.fields import RequestBody
 from localllm.server.messages import parse_messages

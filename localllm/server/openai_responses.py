@@ -19,8 +19,7 @@ from starlette.responses import Response
 from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.generation.options import GenerationOptions
-from localllm.generation.reasoning import REASONING, TextPart
-from localllm.generation.tools.tool_call_parser import CALL
+from localllm.generation.reasoning import CALL, REASONING, TextPart
 from localllm.server import http, request_options
 from localllm.server.content_blocks import CLOSE, OPEN, ContentBlock, ContentBlockChange, ContentBlockList
 from localllm.server.fields import RequestBody, describe_type

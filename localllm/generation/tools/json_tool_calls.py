@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from localllm.generation.constraints.json_text import normalize_whole_numbers
-from localllm.generation.reasoning import ANSWER, TextPart
-from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL, JsonScan
+from localllm.generation.reasoning import ANSWER, ARGUMENTS, CALL, TextPart
+from localllm.generation.tools.tool_call_parser import JsonScan
 
 _BEGIN = re.compile(r"(?m)^[ \t]*(?=[{[]|`{1,3})")
 _FENCE = re.compile(r"[ \t]*```[\w+-]*[ \t]*\n")

@@ -9,7 +9,7 @@ from copy import copy
 from dataclasses import dataclass, field
 
 from localllm.generation.constraints.schemas import Schema
-from localllm.generation.reasoning import ANSWER, ESCAPE, TextPart, count_overlap
+from localllm.generation.reasoning import ANSWER, ARGUMENTS, CALL, ESCAPE, TextPart, count_overlap
 from localllm.generation.tools.tool_call_format import (
     HARMONY,
     ID,
@@ -71,7 +71,6 @@ def select_complete_calls(calls: Iterable[ToolCall]) -> list[ToolCall]:
     return [call for call in calls if call.arguments is not None]
 
 
-CALL, ARGUMENTS = "call", "arguments"  # types of parts: a call's name, and a chunk of its arguments
 _ID = "[A-Za-z0-9_-]+"
 _LONGEST_ID = 64  # a mark is no longer than its pattern and an id
 _NAME = re.compile("[A-Za-z0-9_.-]{1,64}")  # of a parameter that is not in the schema

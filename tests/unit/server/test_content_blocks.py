@@ -12,8 +12,7 @@ import pytest
 pytest.importorskip("starlette", reason="needs the extra localllm[serve]")
 pytest.importorskip("uvicorn", reason="needs the extra localllm[serve]")
 from localllm.errors import ModelError, UsageError
-from localllm.generation.reasoning import ANSWER, REASONING, TextPart
-from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
+from localllm.generation.reasoning import ANSWER, ARGUMENTS, CALL, REASONING, TextPart
 from localllm.server import model_pool as model_pool
 from localllm.server import service
 from localllm.server.anthropic_messages import stream_events as streamed_message

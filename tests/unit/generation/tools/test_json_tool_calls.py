@@ -6,9 +6,8 @@ import pytest
 import tiny_model
 from served import Served, scripted, serving
 
-from localllm.generation.reasoning import ANSWER, REASONING, TextPart
+from localllm.generation.reasoning import ANSWER, ARGUMENTS, CALL, REASONING, TextPart
 from localllm.generation.tools.json_tool_calls import JsonToolCallParser
-from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
 from tests.integration.test_serve_tools import calls_in
 from tests.unit.generation.tools.test_tool_grammar import QWEN
 

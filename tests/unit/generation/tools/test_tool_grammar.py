@@ -17,7 +17,7 @@ from vocabularies import GIVEN, USER_DEFINED, byte_level, with_prefix
 from localllm import api, builtin_model
 from localllm.errors import UsageError
 from localllm.generation.answer_state import AnswerState, Transcript, UnionMatcher
-from localllm.generation.reasoning import ANSWER, ESCAPE, TagFormat, TextPart, Thinking
+from localllm.generation.reasoning import ANSWER, ARGUMENTS, CALL, ESCAPE, TagFormat, TextPart, Thinking
 from localllm.generation.tools import tool_call_parser
 from localllm.generation.tools.json_tool_calls import JsonToolCallParser
 from localllm.generation.tools.tool_call_format import (
@@ -33,7 +33,7 @@ from localllm.generation.tools.tool_call_format import (
     make_parameter_form,
     replace_differing_ids,
 )
-from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL, JsonScan, ToolCallParser
+from localllm.generation.tools.tool_call_parser import JsonScan, ToolCallParser
 from localllm.generation.tools.tool_grammar import Tool, ToolGrammar, ToolUse, escape_regex
 from localllm.generation.tools.tool_messages import (
     PROBE,
