@@ -268,10 +268,7 @@ def test_documented_command_lines_are_accepted(line: str):
         ("perplexity -m M -f x --ppl-stride 4", "--ppl-stride: only the default is supported"),
         ("imatrix -m M -f x --chunk 5", "--chunk: texts are always read from the beginning"),
         ("run M --format json x", "--format: use --json-schema '{}' for any JSON"),
-        (
-            "inspect M --modelfile",
-            "--modelfile: use /show in `localllm chat MODEL`, or `localllm inspect --json`, which has all metadata",
-        ),
+        ("inspect M --license", "--license: use `localllm inspect --modelfile`, or /show in `localllm chat MODEL`"),
     ],
 )
 def test_unsupported_options_are_refused_with_a_reason(line: str, message: str):
