@@ -120,9 +120,11 @@ def site_packages() -> list[Path]:
 def check_wheel(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        manuals = {name for name in names if ".data/data/share/man/man1/" in name}
         (entry_points,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
         commands = archive.read(entry_points).decode()
         registry = archive.read("localllm/data/models.toml")
-    assert names == installed_files()
+    assert [manual.rpartition("/")[2] for manual in manuals] == ["localllm.1"]
+    assert names - manuals == installed_files()
     assert registry == (ROOT / "models.toml").read_bytes()
     assert "localllm = localllm.cli.main:run_program" in commands
