@@ -14,7 +14,7 @@ BUDGET = {
     "localllm/files": 4_080,
     "localllm/generation": 14_505,
     "localllm/images": 347,
-    "localllm/kernels": 17_900,
+    "localllm/kernels": 18_250,
     "localllm/quantizing": 4_490,
     "localllm/server": 6_170,
     "localllm/services": 10_770,

@@ -22,7 +22,7 @@ from localllm.kernels.cpu.amx.tiles import (
     store_planes,
 )
 from localllm.kernels.cpu.attention import attend as attention
-from localllm.kernels.cpu.attention.attend import ManyRowProducts, compute_query_scale, find_row
+from localllm.kernels.cpu.attention.products import ManyRowProducts, compute_query_scale, find_row
 from localllm.kernels.cpu.signature import device, load_argument
 from localllm.kernels.table import ATTEND
 

@@ -11,8 +11,6 @@ not depend on where the pages are; longer blocks where pages are adjacent were n
 """
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
 
 from numba import float32
 
@@ -20,28 +18,28 @@ from localllm.kernels import simd
 from localllm.kernels.cpu import ATTEND_KEYS, ATTEND_ROWS, MAX_SPLITS
 from localllm.kernels.cpu.attention.cache import STORAGE
 from localllm.kernels.cpu.attention.plan import SPLIT_BYTES, UNIT_BYTES, find_first_visible
-from localllm.kernels.cpu.attention.products import make_few, make_many
+from localllm.kernels.cpu.attention.products import (
+    IN_FLOAT32,
+    LOG2_E,
+    ManyRowProducts,
+    fill,
+    find_row,
+    load_few_queries,
+    make_few,
+    pad_to_16,
+)
+from localllm.kernels.cpu.attention.words import IN_WORDS
 from localllm.kernels.cpu.matmul.tiles_f32 import ROWS as TILE
 from localllm.kernels.cpu.signature import device, kernel, load_argument, load_argument_f32
+from localllm.kernels.machine import get_lane
 from localllm.kernels.table import ATTEND, PAGE, SPLIT, UNIT
 
-MINUS_INFINITY, LOG2_E = float32(-math.inf), float32(math.log2(math.e))
+MINUS_INFINITY = float32(-math.inf)
 distances = simd.constant(simd.f32x16, *range(16))
 
 
 LOWEST = float32(-1e30)
-
-
-@device
-def fill(address, count, value):
-    """Set `count` float32 at an address to one value; count: a multiple of 16."""
-    for i in range(0, count, 16):
-        simd.store_f32x16(address + i * 4, simd.splat_f32x16(value))
-
-
-@device
-def pad_to_16(numbers):
-    return (numbers + 15) // 16 * 16
+PRECISE = {"F32", "BF16"}  # types whose values are more precise, or larger, than words can be
 
 
 @device
@@ -55,12 +53,6 @@ def compute_buffers(scratch, key_dim, value_dim, extra_bytes):
     scores = tiles + 2 * ATTEND_KEYS * max(key_dim, value_dim) * 4
     output = scores + ATTEND_ROWS * ATTEND_KEYS * 4
     return scratch, tiles, scores, output, output + ATTEND_ROWS * value_dim * 4
-
-
-@device
-def find_row(first_token, stride, row, group, kv_head, head_dim):
-    """Return the address of a row's head in q or in the output; first_token: that of the first token."""
-    return first_token + row // group * stride + (kv_head * group + row % group) * head_dim * 4
 
 
 @device
@@ -103,38 +95,6 @@ def start_with_sinks(a, first, rows, group, kv_head, states):
             states + r * 128, simd.NAN if has_no_selected_key(a, (first + r) // group, kv_head) else float32(1.0)
         )
         fill(states + r * 128 + 64, 16, sink * LOG2_E)
-
-
-@device
-def compute_query_scale(a):
-    """Compute the factor of q k^T: scale / softcap, or scale * log2(e), so that scores are exponents of 2."""
-    softcap = load_argument_f32(a, ATTEND.softcap)
-    return load_argument_f32(a, ATTEND.scale) * (float32(1.0) / softcap if softcap > 0 else LOG2_E)
-
-
-def make_load_queries(few):
-    """Build a function that loads a unit's rows of q, scaled.
-
-    The layout is [rows][padded] for few rows, [rows / TILE][padded][TILE] for many.
-    """
-    tile, down, along = (1, 0, 4) if few else (TILE, 4, TILE * 4)
-
-    @device
-    def load_queries(a, first, rows, group, kv_head, key_dim, q):
-        head_dim, scale = load_argument(a, ATTEND.key_dim), compute_query_scale(a)
-        fill(q, (rows + TILE - 1) // TILE * TILE * key_dim, float32(0.0))
-        for r in range(rows):
-            source = find_row(
-                load_argument(a, ATTEND.q), load_argument(a, ATTEND.q_stride), first + r, group, kv_head, head_dim
-            )
-            target = q + (r - r % tile) * key_dim * 4 + r % tile * down
-            for d in range(head_dim):
-                simd.store_f32(target + d * along, simd.load_f32(source + d * 4) * scale)
-
-    return load_queries
-
-
-load_few_queries, load_many_queries = make_load_queries(True), make_load_queries(False)
 
 
 @device
@@ -240,22 +200,6 @@ def find_slot(table, key):
     return simd.load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
 
 
-class ManyRowProducts(NamedTuple):
-    """The products of attention for many rows.
-
-    They use float32 register tiles, or AMX tiles (amx/attention.py).
-    """
-
-    make: Callable  # (load_key, load_value) -> (scores, add_values)
-    load_queries: Callable
-    start: Callable  # (address of the tiles), called before the first unit
-    finish: Callable  # (), called after the last unit
-    more: int  # bytes, see `places`
-
-
-IN_FLOAT32 = ManyRowProducts(make_many, load_many_queries, device(lambda tiles: None), device(lambda: None), 0)
-
-
 def make_unit(load_key, load_value, many):
     """Build the function that computes one unit of work; load_key, load_value: see cache.py."""
     few_scores, add_few_values = make_few(load_key, load_value)
@@ -302,13 +246,20 @@ def make_unit(load_key, load_value, many):
     return attend_unit
 
 
-def make(format_name, many=IN_FLOAT32):
+def select_products(kinds: set[str]) -> ManyRowProducts:
+    """Return the products of many rows for types of keys and values."""
+    return IN_WORDS if get_lane().has_vnni and kinds.isdisjoint(PRECISE) else IN_FLOAT32
+
+
+def make(format_name, many=None):
     """Build the attention kernel.
 
-    format_name: the type of keys and values, or both types, as in Q8_0-Q4_0.
+    format_name: the type of keys and values, or both types, as in Q8_0-Q4_0; many: by default those for this lane.
     """
     of_keys, _, of_values = format_name.partition("-")
-    (load_key, _), (load_value, _) = STORAGE[of_keys], STORAGE[of_values or of_keys]
+    of_values = of_values or of_keys
+    (load_key, _), (load_value, _) = STORAGE[of_keys], STORAGE[of_values]
+    many = many or select_products({of_keys, of_values})
     unit, start, finish, more = make_unit(load_key, load_value, many), many.start, many.finish, many.more
 
     @kernel

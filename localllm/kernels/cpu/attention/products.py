@@ -13,6 +13,13 @@ unit, a block of values is converted. The lanes of a tile's vectors are keys in 
 head in the second. Arrays of rows are padded to whole tiles; the padding of q is zero, and its results are not used.
 """
 
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from numba import float32
+
+from localllm.kernels import simd
 from localllm.kernels.cpu import ATTEND_KEYS as KEYS
 from localllm.kernels.cpu.matmul.tiles_f32 import (
     COLUMNS,
@@ -24,8 +31,73 @@ from localllm.kernels.cpu.matmul.tiles_f32 import (
     make_zeros,
     store_sums_4x4,
 )
-from localllm.kernels.cpu.signature import device, inlined
-from localllm.kernels.simd import prefetch_l2, store_f32x16, transpose_f32
+from localllm.kernels.cpu.signature import device, inlined, load_argument, load_argument_f32
+from localllm.kernels.table import ATTEND
+
+LOG2_E = float32(math.log2(math.e))
+
+
+@device
+def fill(address, count, value):
+    """Set `count` float32 at an address to one value; count: a multiple of 16."""
+    for i in range(0, count, 16):
+        simd.store_f32x16(address + i * 4, simd.splat_f32x16(value))
+
+
+@device
+def pad_to_16(numbers):
+    return (numbers + 15) // 16 * 16
+
+
+@device
+def find_row(first_token, stride, row, group, kv_head, head_dim):
+    """Return the address of a row's head in q or in the output; first_token: that of the first token."""
+    return first_token + row // group * stride + (kv_head * group + row % group) * head_dim * 4
+
+
+@device
+def compute_query_scale(a):
+    """Compute the factor of q k^T: scale / softcap, or scale * log2(e), so that scores are exponents of 2."""
+    softcap = load_argument_f32(a, ATTEND.softcap)
+    return load_argument_f32(a, ATTEND.scale) * (float32(1.0) / softcap if softcap > 0 else LOG2_E)
+
+
+def make_load_queries(few):
+    """Build a function that loads a unit's rows of q, scaled.
+
+    The layout is [rows][padded] for few rows, [rows / ROWS][padded][ROWS] for many.
+    """
+    tile, down, along = (1, 0, 4) if few else (ROWS, 4, ROWS * 4)
+
+    @device
+    def load_queries(a, first, rows, group, kv_head, key_dim, q):
+        head_dim, scale = load_argument(a, ATTEND.key_dim), compute_query_scale(a)
+        fill(q, (rows + ROWS - 1) // ROWS * ROWS * key_dim, float32(0.0))
+        for r in range(rows):
+            source = find_row(
+                load_argument(a, ATTEND.q), load_argument(a, ATTEND.q_stride), first + r, group, kv_head, head_dim
+            )
+            target = q + (r - r % tile) * key_dim * 4 + r % tile * down
+            for d in range(head_dim):
+                simd.store_f32(target + d * along, simd.load_f32(source + d * 4) * scale)
+
+    return load_queries
+
+
+load_few_queries, load_many_queries = make_load_queries(True), make_load_queries(False)
+
+
+class ManyRowProducts(NamedTuple):
+    """The products of attention for many rows.
+
+    They use float32 register tiles, 16-bit integers (words.py) or AMX tiles (amx/attention.py).
+    """
+
+    make: Callable  # (load_key, load_value) -> (scores, add_values)
+    load_queries: Callable
+    start: Callable  # (address of the tiles), called before the first unit
+    finish: Callable  # (), called after the last unit
+    more: int  # bytes, see `places`
 
 
 def make_few(load_key, load_value):
@@ -58,7 +130,7 @@ def make_few(load_key, load_value):
         for i in range(0, count, 4):
             key = keys + i * token_bytes
             for line in range(i * token_bytes, (i + 4) * token_bytes, 64):
-                prefetch_l2(ahead + line)
+                simd.prefetch_l2(ahead + line)
             for r in range(0, rows, 4):
                 x, y = q + r * padded * 4, scores + (r * KEYS + i) * 4
                 t0, t1 = multiply_key(x, padded, key), multiply_key(x, padded, key + token_bytes)
@@ -75,7 +147,7 @@ def make_few(load_key, load_value):
                 w, y = weights + r * KEYS * 4, output + (r * padded + d) * 4
                 tile = load_pairs(y, padded * 4, 64)
                 for i in range(count):
-                    prefetch_l2(line)
+                    simd.prefetch_l2(line)
                     line += step
                     value = values + i * token_bytes
                     tile = outer_pairs(tile, splats(w + i * 4), (load_value(value, d), load_value(value, d + 16)))
@@ -99,7 +171,7 @@ def make_convert(load):
     def convert(source, count, token_bytes, padded, target):
         for i in range(count):
             for d in range(0, padded, 16):
-                store_f32x16(target + (i * padded + d) * 4, load(source + i * token_bytes, d))
+                simd.store_f32x16(target + (i * padded + d) * 4, load(source + i * token_bytes, d))
 
     return convert
 
@@ -122,7 +194,7 @@ def make_many(load_key, load_value):
         convert_keys(keys, (count + 15) // 16 * 16, token_bytes, padded, tiles)
         for i in range(0, count, 16):
             for d in range(0, padded, 16):
-                transpose_f32(tiles + (i * padded + d) * 4, padded * 4, by_dimension + (i * padded + d * 16) * 4)
+                simd.transpose_f32(tiles + (i * padded + d) * 4, padded * 4, by_dimension + (i * padded + d * 16) * 4)
         for i in range(0, count, WIDTH):
             for r in range(0, rows, ROWS):
                 x, w, tile = q + r * padded * 4, by_dimension + i * padded * 4, zeros()
@@ -150,3 +222,6 @@ def make_many(load_key, load_value):
                 store_one(tile, y, padded * 4, 0)
 
     return compute_scores, add_values
+
+
+IN_FLOAT32 = ManyRowProducts(make_many, load_many_queries, device(lambda tiles: None), device(lambda: None), 0)

@@ -12,8 +12,8 @@ The selection of key blocks for each head by their best keys is that of MiniMax 
 from numba import float32
 
 from localllm.kernels import simd
-from localllm.kernels.cpu.attention.attend import fill, pad_to_16
 from localllm.kernels.cpu.attention.cache import STORAGE
+from localllm.kernels.cpu.attention.products import fill, pad_to_16
 from localllm.kernels.cpu.signature import device, kernel, load_argument
 from localllm.kernels.table import PAGE, SELECT_KEY_BLOCKS, SELECT_KEYS, SEQUENCE
 
