@@ -24,6 +24,7 @@ from localllm.kernels.cpu import ATTEND_KEYS as KEYS
 from localllm.kernels.cpu.matmul.tiles_f32 import (
     COLUMNS,
     ROWS,
+    join_tuples,
     make_load,
     make_outer,
     make_splats,
@@ -32,6 +33,7 @@ from localllm.kernels.cpu.matmul.tiles_f32 import (
     store_sums_4x4,
 )
 from localllm.kernels.cpu.signature import device, inlined, load_argument, load_argument_f32
+from localllm.kernels.machine import get_lane
 from localllm.kernels.table import ATTEND
 
 LOG2_E = float32(math.log2(math.e))
@@ -100,26 +102,52 @@ class ManyRowProducts(NamedTuple):
     more: int  # bytes, see `places`
 
 
+def make_multiply_keys(load_key):
+    """Build a function that multiplies four keys by four rows of q: 16 lanes for each, whose sums are the scores.
+
+    With 32 registers, all four keys are multiplied by a vector of q once it is loaded.
+    """
+    at_once = 4 if get_lane().has_512_bits else 1
+    zeros, outer, load_rows = make_zeros(4 * at_once), make_outer(at_once, 4), make_load(4, 1)
+
+    @inlined
+    def load_four(key, apart, d):
+        return load_key(key, d), load_key(key + apart, d), load_key(key + 2 * apart, d), load_key(key + 3 * apart, d)
+
+    @inlined
+    def load_one(key, apart, d):
+        return (load_key(key, d),)
+
+    load_keys = load_four if at_once == 4 else load_one
+
+    @inlined
+    def multiply(q, padded, key, apart):
+        tile = zeros()
+        for d in range(0, padded - 16, 32):
+            tile = outer(tile, load_keys(key, apart, d), load_rows(q + d * 4, padded * 4, 0))
+            tile = outer(tile, load_keys(key, apart, d + 16), load_rows(q + d * 4 + 64, padded * 4, 0))
+        if padded % 32:
+            d = padded - 16
+            tile = outer(tile, load_keys(key, apart, d), load_rows(q + d * 4, padded * 4, 0))
+        return tile
+
+    @inlined
+    def multiply_each(q, padded, key, apart):
+        first, second = multiply(q, padded, key, apart), multiply(q, padded, key + apart, apart)
+        third, fourth = multiply(q, padded, key + 2 * apart, apart), multiply(q, padded, key + 3 * apart, apart)
+        return join_tuples(first, second, third, fourth)
+
+    return multiply if at_once == 4 else multiply_each
+
+
 def make_few(load_key, load_value):
     """Build `scores` and `add_values` for one type of keys and one of values.
 
     load_key, load_value: see cache.py.
     """
-    zeros, outer, splats = make_zeros(4), make_outer(4, 1), make_splats(4, KEYS * 4)
+    outer, splats, multiply_keys = make_outer(4, 1), make_splats(4, KEYS * 4), make_multiply_keys(load_key)
     load_rows, store_rows = make_load(4, 1), make_store(4, 1)
     outer_pairs, load_pairs, store_pairs = make_outer(4, 2), make_load(4, 2), make_store(4, 2)
-
-    @inlined
-    def multiply_key(q, padded, key):
-        """Multiply a key by four rows of q: 16 lanes per row, whose sums are the scores."""
-        tile = zeros()
-        for d in range(0, padded - 16, 32):
-            tile = outer(tile, load_rows(q + d * 4, padded * 4, 0), (load_key(key, d),))
-            tile = outer(tile, load_rows(q + d * 4 + 64, padded * 4, 0), (load_key(key, d + 16),))
-        if padded % 32:
-            d = padded - 16
-            tile = outer(tile, load_rows(q + d * 4, padded * 4, 0), (load_key(key, d),))
-        return tile
 
     @device
     def compute_scores(q, rows, keys, count, token_bytes, padded, scores, ahead):
@@ -133,9 +161,8 @@ def make_few(load_key, load_value):
                 simd.prefetch_l2(ahead + line)
             for r in range(0, rows, 4):
                 x, y = q + r * padded * 4, scores + (r * KEYS + i) * 4
-                t0, t1 = multiply_key(x, padded, key), multiply_key(x, padded, key + token_bytes)
-                t2, t3 = multiply_key(x, padded, key + 2 * token_bytes), multiply_key(x, padded, key + 3 * token_bytes)
-                store_sums_4x4(t0, t1, t2, t3, y, KEYS * 4)
+                tile = multiply_keys(x, padded, key, token_bytes)
+                store_sums_4x4(tile, y, KEYS * 4)
 
     @device
     def add_values(weights, rows, values, count, token_bytes, padded, output, ahead):

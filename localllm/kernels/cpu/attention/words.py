@@ -27,6 +27,7 @@ from localllm.kernels.cpu.matmul.tiles_f32 import (
     COLUMNS,
     ROWS,
     get_tuple_type,
+    join_tuples,
     make_load,
     make_splats,
     make_store,
@@ -136,7 +137,7 @@ def make_square(load):
     def square(x, apart, padded, sums):
         s0, s1 = square_four(x, 4 * apart, padded), square_four(x + apart, 4 * apart, padded)
         s2, s3 = square_four(x + 2 * apart, 4 * apart, padded), square_four(x + 3 * apart, 4 * apart, padded)
-        store_sums_4x4(s0, s1, s2, s3, sums, 16)
+        store_sums_4x4(join_tuples(s0, s1, s2, s3), sums, 16)
 
     return square
 

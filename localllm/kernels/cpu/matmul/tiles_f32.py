@@ -105,15 +105,19 @@ def add_neighbours(builder, values, order, distance):
     return [builder.fadd(builder.shuffle_vector(x, y, first), builder.shuffle_vector(x, y, second)) for x, y in pairs]
 
 
-@simd.operation(None, *[get_tuple_type(4)] * 4, int64, int64)
-def store_sums_4x4(builder, x0, x1, x2, x3, address, row_stride):
-    """Store the sums of the lanes of 16 vectors: float32 [4][4], one column from each tuple.
+@simd.operation(get_tuple_type(16), *[get_tuple_type(4)] * 4)
+def join_tuples(builder, *tuples):
+    return simd.as_tuple(builder, [value for each in tuples for value in simd.elements(builder, each)])
+
+
+@simd.operation(None, get_tuple_type(16), int64, int64)
+def store_sums_4x4(builder, tile, address, row_stride):
+    """Store the sums of the lanes of 16 vectors: float32 [4][4], one column after the other.
 
     Neighbouring lanes are added in four rounds; most shuffles stay within 128 bits.
     """
-    values = [
-        value for row in zip(*(simd.elements(builder, x) for x in (x0, x1, x2, x3)), strict=True) for value in row
-    ]
+    tile = simd.elements(builder, tile)
+    values = [tile[column * 4 + row] for row in range(4) for column in range(4)]
     for order, distance in ((PAIRS, 1), (PAIRS, 1), (FOURS, 4), (FOURS, 4)):
         values = add_neighbours(builder, values, order, distance)
     for r in range(4):
