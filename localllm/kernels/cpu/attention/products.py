@@ -1,6 +1,7 @@
 """The two products of attention, q k^T and weights * v, for few rows and for many rows.
 
-Few rows read the cache directly: four rows share each vector of keys or values, which lies along the head dimension.
+Few rows read the cache directly: four rows, or the last two, share each vector of keys or values, which lies along the
+head dimension.
 Two vectors are a block of 32 values, in cache types that have a scale per block. Arrays of rows are padded to a
 multiple of four rows; the padding of q is zero, and its results are not used.
 
@@ -24,13 +25,13 @@ from localllm.kernels.cpu import ATTEND_KEYS as KEYS
 from localllm.kernels.cpu.matmul.tiles_f32 import (
     COLUMNS,
     ROWS,
-    join_tuples,
+    make_join,
     make_load,
     make_outer,
     make_splats,
     make_store,
+    make_store_sums_by_four,
     make_zeros,
-    store_sums_4x4,
 )
 from localllm.kernels.cpu.signature import device, inlined, load_argument, load_argument_f32
 from localllm.kernels.machine import get_lane
@@ -102,13 +103,13 @@ class ManyRowProducts(NamedTuple):
     more: int  # bytes, see `places`
 
 
-def make_multiply_keys(load_key):
-    """Build a function that multiplies four keys by four rows of q: 16 lanes for each, whose sums are the scores.
+def make_multiply_keys(load_key, rows):
+    """Build a function that stores the scores of four keys and `rows` rows of q, 2 or 4.
 
     With 32 registers, all four keys are multiplied by a vector of q once it is loaded.
     """
-    at_once = 4 if get_lane().has_512_bits else 1
-    zeros, outer, load_rows = make_zeros(4 * at_once), make_outer(at_once, 4), make_load(4, 1)
+    at_once, store_sums, join = 4 if get_lane().has_512_bits else 1, make_store_sums_by_four(rows), make_join(rows)
+    zeros, outer, load_rows = make_zeros(rows * at_once), make_outer(at_once, rows), make_load(rows, 1)
 
     @inlined
     def load_four(key, apart, d):
@@ -135,9 +136,42 @@ def make_multiply_keys(load_key):
     def multiply_each(q, padded, key, apart):
         first, second = multiply(q, padded, key, apart), multiply(q, padded, key + apart, apart)
         third, fourth = multiply(q, padded, key + 2 * apart, apart), multiply(q, padded, key + 3 * apart, apart)
-        return join_tuples(first, second, third, fourth)
+        return join(first, second, third, fourth)
 
-    return multiply if at_once == 4 else multiply_each
+    multiply_four = multiply if at_once == 4 else multiply_each
+
+    @device
+    def multiply_keys(q, padded, key, apart, scores):
+        store_sums(multiply_four(q, padded, key, apart), scores, KEYS * 4)
+
+    return multiply_keys
+
+
+def make_add_rows(load_value, rows):
+    """Build a function that adds weights f32 [rows][KEYS] times values to y f32 [rows][padded]; rows: 2 or 4."""
+    outer, load_rows, store_rows = make_outer(rows, 1), make_load(rows, 1), make_store(rows, 1)
+    outer_pairs, load_pairs, store_pairs = make_outer(rows, 2), make_load(rows, 2), make_store(rows, 2)
+    splats = make_splats(rows, KEYS * 4)
+
+    @device
+    def add_rows(w, values, count, token_bytes, padded, y, ahead):
+        line, step = ahead, token_bytes * 32 // padded
+        for d in range(0, padded - 16, 32):
+            tile = load_pairs(y + d * 4, padded * 4, 64)
+            for i in range(count):
+                simd.prefetch_l2(line)
+                line += step
+                value = values + i * token_bytes
+                tile = outer_pairs(tile, splats(w + i * 4), (load_value(value, d), load_value(value, d + 16)))
+            store_pairs(tile, y + d * 4, padded * 4, 64)
+        if padded % 32:
+            d = padded - 16
+            tile = load_rows(y + d * 4, padded * 4, 0)
+            for i in range(count):
+                tile = outer(tile, splats(w + i * 4), (load_value(values + i * token_bytes, d),))
+            store_rows(tile, y + d * 4, padded * 4, 0)
+
+    return add_rows
 
 
 def make_few(load_key, load_value):
@@ -145,9 +179,8 @@ def make_few(load_key, load_value):
 
     load_key, load_value: see cache.py.
     """
-    outer, splats, multiply_keys = make_outer(4, 1), make_splats(4, KEYS * 4), make_multiply_keys(load_key)
-    load_rows, store_rows = make_load(4, 1), make_store(4, 1)
-    outer_pairs, load_pairs, store_pairs = make_outer(4, 2), make_load(4, 2), make_store(4, 2)
+    multiply_keys, add_rows = make_multiply_keys(load_key, 4), make_add_rows(load_value, 4)
+    multiply_two, add_two = make_multiply_keys(load_key, 2), make_add_rows(load_value, 2)
 
     @device
     def compute_scores(q, rows, keys, count, token_bytes, padded, scores, ahead):
@@ -159,33 +192,21 @@ def make_few(load_key, load_value):
             key = keys + i * token_bytes
             for line in range(i * token_bytes, (i + 4) * token_bytes, 64):
                 simd.prefetch_l2(ahead + line)
-            for r in range(0, rows, 4):
-                x, y = q + r * padded * 4, scores + (r * KEYS + i) * 4
-                tile = multiply_keys(x, padded, key, token_bytes)
-                store_sums_4x4(tile, y, KEYS * 4)
+            for r in range(0, rows - 2, 4):
+                multiply_keys(q + r * padded * 4, padded, key, token_bytes, scores + (r * KEYS + i) * 4)
+            if 0 < rows % 4 <= 2:
+                r = rows // 4 * 4
+                multiply_two(q + r * padded * 4, padded, key, token_bytes, scores + (r * KEYS + i) * 4)
 
     @device
     def add_values(weights, rows, values, count, token_bytes, padded, output, ahead):
         """Add weights f32 [rows][KEYS] times values to output f32 [rows][padded]; ahead: address to prefetch."""
-        step = token_bytes * 32 // padded
         for r in range(0, rows, 4):
-            line = ahead
-            for d in range(0, padded - 16, 32):
-                w, y = weights + r * KEYS * 4, output + (r * padded + d) * 4
-                tile = load_pairs(y, padded * 4, 64)
-                for i in range(count):
-                    simd.prefetch_l2(line)
-                    line += step
-                    value = values + i * token_bytes
-                    tile = outer_pairs(tile, splats(w + i * 4), (load_value(value, d), load_value(value, d + 16)))
-                store_pairs(tile, y, padded * 4, 64)
-            if padded % 32:
-                d = padded - 16
-                w, y = weights + r * KEYS * 4, output + (r * padded + d) * 4
-                tile = load_rows(y, padded * 4, 0)
-                for i in range(count):
-                    tile = outer(tile, splats(w + i * 4), (load_value(values + i * token_bytes, d),))
-                store_rows(tile, y, padded * 4, 0)
+            w, y = weights + r * KEYS * 4, output + r * padded * 4
+            if rows - r > 2:
+                add_rows(w, values, count, token_bytes, padded, y, ahead)
+            else:
+                add_two(w, values, count, token_bytes, padded, y, ahead)
 
     return compute_scores, add_values
 

@@ -27,12 +27,12 @@ from localllm.kernels.cpu.matmul.tiles_f32 import (
     COLUMNS,
     ROWS,
     get_tuple_type,
-    join_tuples,
+    make_join,
     make_load,
     make_splats,
     make_store,
+    make_store_sums_by_four,
     make_zeros,
-    store_sums_4x4,
 )
 from localllm.kernels.cpu.signature import device, inlined, load_argument
 from localllm.kernels.table import ATTEND
@@ -124,6 +124,8 @@ def load_queries(a, first, rows, group, kv_head, key_dim, q):
 def make_square(load):
     """Build a function that squares 16 vectors, `apart` bytes from each other, and stores their sums of squares."""
 
+    join, store_sums = make_join(4), make_store_sums_by_four(4)
+
     @inlined
     def square_four(x, apart, padded):
         s0, s1, s2, s3 = simd.zero_f32x16(), simd.zero_f32x16(), simd.zero_f32x16(), simd.zero_f32x16()
@@ -137,7 +139,7 @@ def make_square(load):
     def square(x, apart, padded, sums):
         s0, s1 = square_four(x, 4 * apart, padded), square_four(x + apart, 4 * apart, padded)
         s2, s3 = square_four(x + 2 * apart, 4 * apart, padded), square_four(x + 3 * apart, 4 * apart, padded)
-        store_sums_4x4(join_tuples(s0, s1, s2, s3), sums, 16)
+        store_sums(join(s0, s1, s2, s3), sums, 16)
 
     return square
 

@@ -105,25 +105,35 @@ def add_neighbours(builder, values, order, distance):
     return [builder.fadd(builder.shuffle_vector(x, y, first), builder.shuffle_vector(x, y, second)) for x, y in pairs]
 
 
-@simd.operation(get_tuple_type(16), *[get_tuple_type(4)] * 4)
-def join_tuples(builder, *tuples):
-    return simd.as_tuple(builder, [value for each in tuples for value in simd.elements(builder, each)])
+def make_join(count):
+    """Return an intrinsic that joins four tuples of `count` vectors."""
+
+    @simd.operation(get_tuple_type(4 * count), *[get_tuple_type(count)] * 4)
+    def join(builder, *tuples):
+        return simd.as_tuple(builder, [value for each in tuples for value in simd.elements(builder, each)])
+
+    return join
 
 
-@simd.operation(None, get_tuple_type(16), int64, int64)
-def store_sums_4x4(builder, tile, address, row_stride):
-    """Store the sums of the lanes of 16 vectors: float32 [4][4], one column after the other.
+def make_store_sums_by_four(rows):
+    """Return an intrinsic that stores the sums of the lanes of 4 * `rows` vectors: float32 [rows][4].
 
-    Neighbouring lanes are added in four rounds; most shuffles stay within 128 bits.
+    The vectors are in columns, one after the other; rows: 2 or 4. Neighbouring lanes are added in four rounds; most
+    shuffles stay within 128 bits.
     """
-    tile = simd.elements(builder, tile)
-    values = [tile[column * 4 + row] for row in range(4) for column in range(4)]
-    for order, distance in ((PAIRS, 1), (PAIRS, 1), (FOURS, 4), (FOURS, 4)):
-        values = add_neighbours(builder, values, order, distance)
-    for r in range(4):
-        row = ir.Constant(ir.VectorType(simd.I32, 4), [*range(4 * r, 4 * r + 4)])
-        place = builder.add(address, builder.mul(row_stride, simd.I64(r)))
-        simd.store_value(builder, place, builder.shuffle_vector(values[0], values[0], row))
+
+    @simd.operation(None, get_tuple_type(4 * rows), int64, int64)
+    def store_sums(builder, tile, address, row_stride):
+        tile = simd.elements(builder, tile)
+        values = [tile[column * rows + row] for row in range(rows) for column in range(4)]
+        for order, distance in ((PAIRS, 1), (PAIRS, 1), (FOURS, 4), (FOURS, 4)):
+            values = add_neighbours(builder, values if len(values) > 1 else values * 2, order, distance)
+        for r in range(rows):
+            row = ir.Constant(ir.VectorType(simd.I32, 4), [*range(4 * r, 4 * r + 4)])
+            place = builder.add(address, builder.mul(row_stride, simd.I64(r)))
+            simd.store_value(builder, place, builder.shuffle_vector(values[0], values[0], row))
+
+    return store_sums
 
 
 class BFloat(ir.Type):
