@@ -140,7 +140,7 @@ def make_multiply_keys(load_key, rows):
 
     multiply_four = multiply if at_once == 4 else multiply_each
 
-    @device
+    @inlined
     def multiply_keys(q, padded, key, apart, scores):
         store_sums(multiply_four(q, padded, key, apart), scores, KEYS * 4)
 
