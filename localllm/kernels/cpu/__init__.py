@@ -49,7 +49,8 @@ def select_word_conversions(of: Lane) -> dict[str, WordConversion]:
 def compute_linear_scratch(columns: int) -> int:
     """Compute the size in bytes of a thread's scratch memory for products of `columns` columns."""
     in_words = 2 * columns * MAX_WORD_TOKENS if get_lane().has_avx2_only else 0
-    return max(LINEAR_SCRATCH, columns // 256 * ONE_TOKEN_BYTES, in_words)
+    blocks = columns // 256 * 640 + columns % 256 // 64 * 256  # bytes of a token, see gemv_few.py
+    return max(LINEAR_SCRATCH, columns // 256 * ONE_TOKEN_BYTES, FEW_AT_ONCE * (FEW_TOTAL_BYTES + blocks), in_words)
 
 
 # Formats with int8 kernels: the number of weights that share a scale.
@@ -57,6 +58,8 @@ SUB_BLOCK = {name: LAYOUTS[name].sub_block for name in FAMILIES}
 SLAB = 1024  # columns of a tile of rows that are unpacked at a time
 LINEAR_SCRATCH = 80 * SLAB  # bytes per thread: codes of 16 + 32 rows, their scales and minimums
 ONE_TOKEN_BYTES = 640  # bytes of 256 columns of a token, as gemv_k_sub_blocks.py orders them
+FEW_AT_ONCE = 32  # tokens for which a row is read and unpacked once (gemv_few.py)
+FEW_TOTAL_BYTES = 256  # of scratch memory, at most, for a token's totals
 # Maximum number of tokens for which rows are read as in decode, with AVX2 only (gemv_int16.py). Compared with tiles, on
 # an idle Zen 3, rows take 0.4 to 0.6 of the time at 4 tokens and 0.7 to 0.9 at 8; at 12 0.9 to 1.2, at 16 0.9 to 1.45,
 # most in matrices of 1000 rows.

@@ -4,8 +4,8 @@ The products are for one token (decode) to many (prefill). Files, for quantized 
 
 - quantize.py: activations to int8 in two planes; matmul_quantized.py: the kernels, one variant for each range of token
   counts (kernel_variants.py)
-- gemv_quantized.py: reads rows once, in the file's layout, for few tokens, in int8; gemv_int16.py: the same for AVX2;
-  gemv_k_sub_blocks.py: the same for Q2_K and Q3_K with AVX512-VNNI
+- gemv_quantized.py: reads rows once, in the file's layout, for one token, in int8; gemv_few.py: for a few tokens;
+  gemv_int16.py: for both with AVX2; gemv_k_sub_blocks.py: for one token in Q2_K and Q3_K with AVX512-VNNI
 - gemm_int16.py, gemm_int8.py: unpack a tile of rows once for many tokens, in both planes or the high one; tiles.py:
   their shared functions
 

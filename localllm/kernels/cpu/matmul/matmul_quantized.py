@@ -14,9 +14,10 @@ A tile is unpacked slab by slab, at most SLAB columns, which stay in the L1 or L
 tokens. Sums are stored in y from one slab to the next.
 """
 
-from localllm.kernels.cpu import SLAB
+from localllm.kernels.cpu import FEW_AT_ONCE, SLAB
 from localllm.kernels.cpu.matmul.gemm_int8 import make_fast_slab
 from localllm.kernels.cpu.matmul.gemm_int16 import HAS_AVX2_DOTS, MAX_BYTE_CODE, make_assembly_slab, make_precise_slab
+from localllm.kernels.cpu.matmul.gemv_few import make_row, make_store_blocks
 from localllm.kernels.cpu.matmul.gemv_int16 import (
     has_words,
     make_few_tokens_words,
@@ -24,7 +25,7 @@ from localllm.kernels.cpu.matmul.gemv_int16 import (
     make_store_words,
 )
 from localllm.kernels.cpu.matmul.gemv_k_sub_blocks import has_sub_blocks, make_one_by_sub_block, make_store_ordered
-from localllm.kernels.cpu.matmul.gemv_quantized import make_one, make_row
+from localllm.kernels.cpu.matmul.gemv_quantized import make_one
 from localllm.kernels.cpu.matmul.kernel_variants import ROWS_TOGETHER, select_variant
 from localllm.kernels.cpu.matmul.tiles import ROWS
 from localllm.kernels.cpu.signature import device, inlined, kernel, load_argument
@@ -68,7 +69,7 @@ def drop_words(one):
 
 def make_few(format, together, planes):
     """Build a function that multiplies rows first to last by a few tokens, in 2 planes or the high one."""
-    prepare, row = device(lambda a, scratch, first, tokens: None), make_row(format, together, planes)
+    prepare, row = make_store_blocks(format, planes), make_row(format, together, planes)
     if planes == 2 and has_words(format.name, tokens=2):
         prepare, row = make_store_words(format), make_few_tokens_words(format, together)
 
@@ -84,7 +85,7 @@ def make_few(format, together, planes):
 
     @device
     def few(a, first, last, tokens, scratch):
-        most = load_argument(a, LINEAR.few_tokens)  # tokens that the scratch memory has space for
+        most = min(load_argument(a, LINEAR.few_tokens), FEW_AT_ONCE)  # tokens that the scratch memory has space for
         times = (tokens + most - 1) // most
         for i in range(times):  # the part's weights come from the L2 cache from the second time on
             token = tokens * i // times
