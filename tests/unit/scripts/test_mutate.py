@@ -200,7 +200,7 @@ def test_a_mutant_is_killed_only_by_a_test_that_checks_it(tmp_path):
 @pytest.mark.sampled
 def test_the_functions_executed_by_a_test_are_recorded(tmp_path):
     (tmp_path / "test_x.py").write_text(
-        "from localllm.generation.sampling.candidates import History\n\ndef test_x():\n    History(3).append(1)\n"
+        "from localllm.generation.sampling.candidates import TokenHistory\n\ndef test_x():\n    TokenHistory(3).append(1)\n"
     )
     environment = {
         "PYTHONPATH": f"{ROOT}:{ROOT / 'scripts' / 'tools'}",
@@ -210,4 +210,4 @@ def test_the_functions_executed_by_a_test_are_recorded(tmp_path):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "coverage_plugin", "-p", "no:cacheprovider", "test_x.py"]
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
     [record] = [path.read_text() for path in tmp_path.glob("*.jsonl")]
-    assert "localllm/generation/sampling/candidates.py:History.append" in record and "History.copy" not in record
+    assert "localllm/generation/sampling/candidates.py:TokenHistory.append" in record and "TokenHistory.copy" not in record

@@ -2,8 +2,7 @@
 
 - plan.py: divides a run's attention into units, once for all layers of the same shape
 - attend.py: computes units block by block, with online softmax
-- products.py: the two matrix products, for few and for many rows
-- words.py: those for many rows, in 16-bit integers (amx/attention.py in AMX tiles)
+- products.py: the two matrix products, for few and for many rows (amx/attention.py in AMX tiles)
 - cache.py: the cache types, and copies to and from the cache
 - select_keys.py: chooses the keys of sparse attention
 

@@ -21,17 +21,14 @@ from localllm.kernels.cpu.attention.plan import SPLIT_BYTES, UNIT_BYTES, find_fi
 from localllm.kernels.cpu.attention.products import (
     IN_FLOAT32,
     LOG2_E,
-    ManyRowProducts,
     fill,
     find_row,
     load_few_queries,
     make_few,
     pad_to_16,
 )
-from localllm.kernels.cpu.attention.words import IN_WORDS
 from localllm.kernels.cpu.matmul.tiles_f32 import ROWS as TILE
 from localllm.kernels.cpu.signature import device, kernel, load_argument, load_argument_f32
-from localllm.kernels.machine import get_lane
 from localllm.kernels.table import ATTEND, PAGE, SPLIT, UNIT
 
 MINUS_INFINITY = float32(-math.inf)
@@ -39,7 +36,6 @@ distances = simd.constant(simd.f32x16, *range(16))
 
 
 LOWEST = float32(-1e30)
-PRECISE = {"F32", "BF16"}  # types whose values are more precise, or larger, than words can be
 
 
 @device
@@ -246,20 +242,13 @@ def make_unit(load_key, load_value, many):
     return attend_unit
 
 
-def select_products(kinds: set[str]) -> ManyRowProducts:
-    """Return the products of many rows for types of keys and values."""
-    return IN_WORDS if get_lane().has_vnni and kinds.isdisjoint(PRECISE) else IN_FLOAT32
-
-
-def make(format_name, many=None):
+def make(format_name, many=IN_FLOAT32):
     """Build the attention kernel.
 
-    format_name: the type of keys and values, or both types, as in Q8_0-Q4_0; many: by default those for this lane.
+    format_name: the type of keys and values, or both types, as in Q8_0-Q4_0.
     """
     of_keys, _, of_values = format_name.partition("-")
-    of_values = of_values or of_keys
-    (load_key, _), (load_value, _) = STORAGE[of_keys], STORAGE[of_values]
-    many = many or select_products({of_keys, of_values})
+    (load_key, _), (load_value, _) = STORAGE[of_keys], STORAGE[of_values or of_keys]
     unit, start, finish, more = make_unit(load_key, load_value, many), many.start, many.finish, many.more
 
     @kernel

@@ -93,7 +93,7 @@ load_few_queries, load_many_queries = make_load_queries(True), make_load_queries
 class ManyRowProducts(NamedTuple):
     """The products of attention for many rows.
 
-    They use float32 register tiles, 16-bit integers (words.py) or AMX tiles (amx/attention.py).
+    They use float32 register tiles, or AMX tiles (amx/attention.py).
     """
 
     make: Callable  # (load_key, load_value) -> (scores, add_values)
