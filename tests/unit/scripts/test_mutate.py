@@ -210,4 +210,6 @@ def test_the_functions_executed_by_a_test_are_recorded(tmp_path):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "coverage_plugin", "-p", "no:cacheprovider", "test_x.py"]
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
     [record] = [path.read_text() for path in tmp_path.glob("*.jsonl")]
-    assert "localllm/generation/sampling/candidates.py:TokenHistory.append" in record and "TokenHistory.copy" not in record
+    assert (
+        "localllm/generation/sampling/candidates.py:TokenHistory.append" in record and "TokenHistory.copy" not in record
+    )
