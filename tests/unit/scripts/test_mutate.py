@@ -200,7 +200,8 @@ def test_a_mutant_is_killed_only_by_a_test_that_checks_it(tmp_path):
 @pytest.mark.sampled
 def test_the_functions_executed_by_a_test_are_recorded(tmp_path):
     (tmp_path / "test_x.py").write_text(
-        "from localllm.generation.sampling.candidates import TokenHistory\n\ndef test_x():\n    TokenHistory(3).append(1)\n"
+        "from localllm.generation.sampling.candidates import TokenHistory\n\n"
+        "def test_x():\n    TokenHistory(3).append(1)\n"
     )
     environment = {
         "PYTHONPATH": f"{ROOT}:{ROOT / 'scripts' / 'tools'}",
