@@ -17,6 +17,7 @@ from localllm.kernels.cpu import FEW_TOKENS
 from localllm.kernels.cpu import PRECISE_TOKENS as PRECISE_TOKENS
 
 BATCH = 512  # maximum number of tokens in a run
+UNLIMITED = 1 << 40  # more tokens than any prompt has
 FIRST_RUN, LATER_RUN = 512, 256  # tokens of a run before and from position DEEP on
 # Tokens at either end of a prompt that keep activations of 16 bits even in a long run: all others attend to the
 # first ones, and the answer begins after the last. The error of the logits after 135 to 700 tokens of SmolLM2 is then
@@ -68,4 +69,4 @@ class RunPlan(NamedTuple):
         return self.exact if count > PRECISE_TOKENS else 0
 
 
-SINGLE_RUN = RunPlan(1 << 40, 1 << 40)  # for encoder models, which process a text in one run
+SINGLE_RUN = RunPlan(UNLIMITED, UNLIMITED)  # for encoder models, which process a text in one run

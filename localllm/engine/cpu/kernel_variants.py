@@ -6,12 +6,11 @@ from typing import NamedTuple
 import numpy as np
 
 from localllm.engine.lower.activation import ALL, RoutedRows, RowSet
+from localllm.engine.runs import UNLIMITED
 from localllm.kernels.build.library import KernelLibrary
 from localllm.kernels.build.objects import Progress
 from localllm.kernels.cpu import PRECISE_TOKENS
 from localllm.kernels.cpu.matmul.kernel_variants import VARIANTS, get_max_few_fast, get_max_few_tokens, select_variant
-
-UNLIMITED = 1 << 40  # more tokens than any run has
 
 
 class RunShape(NamedTuple):

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from localllm.engine.runs import BATCH
+from localllm.engine.runs import BATCH, UNLIMITED
 from localllm.kernels.cpu import MIN_ALL_TILES, PRECISE_TOKENS
 from localllm.kernels.machine import has_tiles
 from localllm.kernels.table import MAX_ADAPTERS, PAGE, SEQUENCE
@@ -66,7 +66,9 @@ class RunHeader:
         self.ids, self.positions, self.owners, self.wanted, self.kinds = (zeros((tokens,)) for _ in range(5))
         self.rotary_positions = zeros((tokens,))  # RoPE positions
         self.sequences = zeros((tokens, len(SEQUENCE)))
-        self.max_precise_stored = zeros((1,)) + tokens  # for keys and values, whose errors affect all later tokens
+        # As most_precise, for keys and values, whose errors affect all later tokens: any number of kernel_tokens, which
+        # may be more than a run has.
+        self.max_precise_stored = zeros((1,)) + UNLIMITED
         self.kernel_tokens = zeros((2,))  # select the kernels for tokens, and for requested logits
         self.few_counts = zeros((2,))  # counts of tokens and of requested logits, each 0 if tile kernels process them
         self.adapter_scales = zeros((tokens, MAX_ADAPTERS // 2)).view(np.float32)

@@ -16,7 +16,7 @@ from localllm.engine.lower.tape import Buffer, KernelStep
 from localllm.engine.memory import cache as cache_module
 from localllm.engine.memory.cache import KVCache, ReservedMemory
 from localllm.engine.options import EngineOptions
-from localllm.engine.runs import RunPlan
+from localllm.engine.runs import UNLIMITED, RunPlan
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.kernels.cpu import MIN_ALL_TILES
 from localllm.kernels.table import PAGE
@@ -45,7 +45,7 @@ def test_a_header_lists_the_tokens_and_positions_of_sequences(precise, most):
     assert [each[0] for each in named] == [6, 3, 3, most, logits.ctypes.data]
     assert header.kernel_tokens.tolist() == ([40, 1] if precise else [40, 3])
     header.flaws[0] = 1
-    assert header.numbers[5] == 1 and header.max_precise_stored.tolist() == [9]
+    assert header.numbers[5] == 1 and header.max_precise_stored.tolist() == [UNLIMITED]
     header.fill(spans[:1], precise, logits)
     assert header.numbers.tolist() == [3, 2, 1, most, logits.ctypes.data, 0]
 
