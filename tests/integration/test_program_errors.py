@@ -20,6 +20,7 @@ from project import ROOT
 
 import localllm
 from localllm import builtin_model
+from localllm.arch.weights import count_table_bytes
 from localllm.cli import prompt_input as prompts
 from localllm.cli.argv import ParsedArgs, replace_option_names
 from localllm.cli.main import MIN_MEMORY
@@ -775,7 +776,8 @@ def test_fit_knows_the_limits_of_the_process(tiny: str, option: str):
 
 
 def test_weights_beyond_the_memory_are_reported_before_loading(tiny: str, cli, monkeypatch):
-    size = GGUFFile.open(tiny).nbytes + WORKING_BYTES
+    file = GGUFFile.open(tiny)
+    size = file.nbytes - count_table_bytes(file.tensors) + WORKING_BYTES
     line = "localllm: warning: the weights take 0.00 GB, and only 0.00 GB of memory are available: "
     for available, message in ((size, ""), (size - 1, line)):
         monkeypatch.setattr(backend, "get_available_memory", lambda mapped=0, size=available: size)
