@@ -6,10 +6,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from adapters import random_adapter, write_adapter
 from models import write_model
 from project import ROOT
 
 from localllm.cli.app import make_context
+from localllm.files.gguf.file import GGUFFile
 from localllm.system.files import get_cache_folder
 from tests.integration.test_shell_idioms import environment_of, folder, tiny  # noqa: F401
 
@@ -114,6 +116,9 @@ def test_documented_examples_run_without_errors(name: str, folder: Path):  # noq
     small = "SmolLM2-135M-Instruct-Q4_1"
     for copy in ("big", "base", "model-F16", "model-Q4_K_M", "My-Model-F16", "SmolLM2-F32", small):
         (folder / f"{copy}.gguf").hardlink_to(folder / "model.gguf")
+    with GGUFFile.open(folder / "model.gguf") as file:
+        for adapter in ("poet", "judge"):
+            write_adapter(random_adapter(file, ["blk.0.attn_q.weight"]), folder / f"{adapter}.gguf", 1.0)
     names = dict.fromkeys(("qwen3-4b", "qwen3-8b", "qwen3-0.6b", "MODEL"), "model.gguf")
     names["nomic-embed-text-1.5"] = "minilm.gguf"
     (folder / "CONFIG" / "localllm").mkdir(parents=True)

@@ -179,7 +179,7 @@ def test_an_api_key_is_sent_from_file_or_environment(path: str, tmp_path: Path, 
         (["--beams", "2"], "--beams is not available with"),
         (["--on-overflow", "shift"], "--on-overflow=shift is not available with"),
         (["--chat-template", "chatml"], "--chat-template is not available with"),
-        (["--speculate", "draft:x.gguf"], "a draft model is not available with --endpoint"),
+        (["--speculate", "draft:x.gguf"], "must not name a draft model with --endpoint"),
     ],
 )
 def test_unsupported_options_are_refused_by_name(server: Served, arguments: list[str], message: str):
