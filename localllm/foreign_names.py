@@ -2,7 +2,7 @@
 
 from typing import NoReturn
 
-# What to write here instead, by the name in Hugging Face's, llama.cpp's, vLLM's or OpenAI's API.
+# Our names of options, by the names in the APIs of Hugging Face, llama.cpp, vLLM and OpenAI.
 ANSWER_NAMES = {
     "max_new_tokens": "max_tokens", "max_length": "max_tokens (without the prompt's)", "n_predict": "max_tokens",
     "num_predict": "max_tokens", "max_completion_tokens": "max_tokens", "min_new_tokens": "ignore_eos",

@@ -228,7 +228,7 @@ def stack_matrices(matrices: Sequence[Weight]) -> Weight:
     return replace(first, tensor=replace(first.tensor, shape=shape, data=stack))
 
 
-TABLES = ("token_embd.weight", "per_layer_token_embd.weight")
+TABLES = ("token_embd.weight", "per_layer_token_embd.weight")  # whose rows are read by token id
 
 
 def count_table_bytes(tensors: Mapping[str, Tensor]) -> int:
@@ -236,8 +236,8 @@ def count_table_bytes(tensors: Mapping[str, Tensor]) -> int:
 
     These are the embeddings, also those of each layer (Gemma 3n), unless they are the output matrix as well.
     """
-    tied = "output.weight" not in tensors
-    return sum(tensors[name].nbytes for name in TABLES[tied:] if name in tensors)
+    tables = TABLES if "output.weight" in tensors else TABLES[1:]
+    return sum(tensors[name].nbytes for name in tables if name in tensors)
 
 
 MODULES = {"v": "vision", "mm": "vision", "a": "audio", "mtp": "draft layers"}  # by the prefix of tensors' names

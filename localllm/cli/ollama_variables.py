@@ -19,7 +19,7 @@ USED = {
     "OLLAMA_KEEP_ALIVE": "idle", "OLLAMA_CONTEXT_LENGTH": "context", "OLLAMA_NUM_PARALLEL": "parallel",
     "OLLAMA_KV_CACHE_TYPE": "kv_type",
 }  # fmt: skip
-# What a variable must be, and what holds instead of an invalid value.
+# By option: the expected value of a variable, and the consequence of an invalid one, for messages.
 EXPECTED = {
     "idle": ("a time such as 5m", "models stay loaded, as without it"),
     "context": ("a number of tokens", "the model's own context is used"),

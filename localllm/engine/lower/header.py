@@ -66,8 +66,8 @@ class RunHeader:
         self.ids, self.positions, self.owners, self.wanted, self.kinds = (zeros((tokens,)) for _ in range(5))
         self.rotary_positions = zeros((tokens,))  # RoPE positions
         self.sequences = zeros((tokens, len(SEQUENCE)))
-        # As most_precise, for keys and values, whose errors affect all later tokens: any number of kernel_tokens, which
-        # may be more than a run has.
+        # The same maximum for keys and values, whose errors affect all later tokens. It must not be the size of a run:
+        # kernel_tokens may be larger.
         self.max_precise_stored = zeros((1,)) + UNLIMITED
         self.kernel_tokens = zeros((2,))  # select the kernels for tokens, and for requested logits
         self.few_counts = zeros((2,))  # counts of tokens and of requested logits, each 0 if tile kernels process them

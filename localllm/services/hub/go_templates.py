@@ -17,7 +17,7 @@ MARKERS = re.compile(
 ACTION = re.compile(r"{{-?\s*(.*?)\s*-?}}", re.DOTALL)
 TRIMMED = re.compile(r"(?:\s*{{-|{{)\s*(.*?)\s*(?:-}}\s*|}})", re.DOTALL)
 ABOUT_TOOLS = re.compile(r"\.Tools|\.ToolCalls|\"tool\"|\.Think|\.Suffix")
-# What a template is rendered with to compare it.
+# The values of variables with which templates are rendered to compare them.
 PROBES = {".System": "SYSTEM", ".Prompt": "PROMPT", ".First": ""}
 ROLES = {"system", "user", "assistant", "model", "tool", "developer"}
 EDGES = {"<s>", "</s>", "<bos>", "<eos>", "<|begin_of_text|>", "<|endoftext|>", "<|begin▁of▁sentence|>",

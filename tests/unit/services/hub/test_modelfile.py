@@ -126,7 +126,7 @@ SYSTEM_TURN = "<start_of_turn>system\n{{ .System }}<end_of_turn>\n" + GEMMA.repl
          r"'SYSTEM\n\n### Instruction:\nPROMPT\n\n### Response:'"),
     ],
 )  # fmt: skip
-def test_what_a_replacement_writes_otherwise_is_told(template: str, difference: str):
+def test_a_replacement_that_writes_another_prompt_is_told(template: str, difference: str):
     assert recognize_template(template, None, "M")[1] == difference
 
 
