@@ -14,7 +14,6 @@ from numba import int64, types
 from localllm.kernels import simd
 from localllm.kernels.cpu import FEW_AT_ONCE, FEW_TOTAL_BYTES
 from localllm.kernels.cpu.matmul.gemv_quantized import (
-    FAR_PREFETCH,
     Accumulator,
     get_chunk_shape,
     get_group_shape,
@@ -22,7 +21,7 @@ from localllm.kernels.cpu.matmul.gemv_quantized import (
     make_chunk,
     make_fetch,
     make_group,
-    make_prefetch,
+    store_rows,
 )
 from localllm.kernels.cpu.signature import device, inlined, load_argument
 from localllm.kernels.table import LINEAR_QUANTIZED as LINEAR
@@ -111,33 +110,32 @@ def make_accumulate(format, shape, read, rows, planes):
 def make_row(format, rows, planes):
     """Build a function that multiplies `rows` rows by a few tokens.
 
-    Its parameters: arguments, w, step, y, first, tokens, scratch. y: address of the first token's results; planes: 2,
-    or 1 for the high plane. Scratch memory has the totals, then the blocks of activations.
+    See make_streams (matmul_quantized.py) for its parameters. planes: 2, or 1 for the high plane. Scratch memory has
+    the totals, then the blocks of activations.
     """
-    steps, fetch = RowTotals(get_group_shape(format), rows, planes), make_fetch(format, rows)
+    steps, fetch = RowTotals(get_group_shape(format), rows, planes), make_fetch(format)
     take_group = make_accumulate(format, get_group_shape(format), make_group, rows, planes)
     take_chunk = make_accumulate(format, get_chunk_shape(format), make_chunk, rows, planes) if format.chunk else None
     zero, load, store, finish = steps.make_zero(), steps.make_load(), steps.make_store(), steps.make_finish()
     size = steps.size
     group_bytes, chunk_bytes = format.group_bytes, format.group_bytes // 4 if format.chunk else 0
-    fetch_chunk = make_prefetch(rows * chunk_bytes, 2)
 
     @inlined
-    def multiply_rows(a, w, step, y, first, tokens, scratch):
-        columns, ahead, block = load_argument(a, LINEAR.columns), w + (rows - 1) * step + FAR_PREFETCH, scratch + BLOCKS
+    def multiply_rows(a, w, step, y, y_step, scratch, first, tokens):
+        columns, block = load_argument(a, LINEAR.columns), scratch + BLOCKS
         for t in range(tokens):
             store(scratch + t * size, zero())
         for _ in range(columns // 256):
-            fetch(w, step, ahead)
+            for row in range(rows):
+                fetch(w + row * step)
             block = take_group(w, step, block, tokens, scratch)
-            w, ahead = w + group_bytes, ahead + rows * group_bytes
+            w += group_bytes
         if take_chunk is not None:
             for _ in range(columns % 256 // 64):
-                fetch_chunk(ahead)
                 block = take_chunk(w, step, block, tokens, scratch)
-                w, ahead = w + chunk_bytes, ahead + rows * chunk_bytes
+                w += chunk_bytes
         for t in range(tokens):
-            finish(load(scratch + t * size), y + t * load_argument(a, LINEAR.y_stride))
+            finish(load(scratch + t * size), y + t * load_argument(a, LINEAR.y_stride), y_step)
 
     return multiply_rows
 
@@ -260,16 +258,16 @@ class RowTotals(Accumulator):
         return store
 
     def make_finish(self):
-        @simd.operation(None, self.totals, int64)
-        def finish(builder, totals, y):
-            """Store the sum of each row's totals to y [rows].
+        @simd.operation(None, self.totals, int64, int64)
+        def finish(builder, totals, y, step):
+            """Store the sum of each row's totals, `step` bytes apart.
 
             All rows are summed together: one by one, that took 4.5 ns a token, of 32 ns for four rows of 576 columns.
             """
             sums = sum_rows(builder, [*self.add_halves(builder, simd.elements(builder, totals))])
             if self.planes == 1:
                 sums = builder.fmul(sums, simd.constant_like(sums, 256.0))
-            simd.store_value(builder, y, sums)
+            store_rows(builder, sums, y, step)
 
         return finish
 

@@ -15,7 +15,6 @@ from numba import int64, types
 
 from localllm.kernels import simd
 from localllm.kernels.cpu.matmul.gemv_quantized import (
-    FAR_PREFETCH,
     Accumulator,
     get_chunk_shape,
     get_group_shape,
@@ -23,7 +22,6 @@ from localllm.kernels.cpu.matmul.gemv_quantized import (
     make_chunk,
     make_factors,
     make_fetch,
-    make_prefetch,
 )
 from localllm.kernels.cpu.signature import device, inlined, load_argument
 from localllm.kernels.formats import load_group_format
@@ -219,15 +217,16 @@ class Accumulators(Accumulator):
             totals[at] = simd.multiply_add(builder, *parts, totals[at])
 
     def make_finish(self):
-        @simd.operation(None, self.totals, int64, int64)
-        def finish(builder, totals, y, y_stride):
+        @simd.operation(None, self.totals, int64, int64, int64)
+        def finish(builder, totals, y, step, y_stride):
             totals = simd.elements(builder, totals)
             for token in range(self.tokens):
                 of_token = builder.add(y, builder.mul(y_stride, simd.I64(token)))
                 for row in range(self.rows):
                     at = self.place(row, token)
                     total = reduce(builder.fadd, totals[at : at + self.chains])
-                    simd.store_value(builder, builder.add(of_token, simd.I64(4 * row)), simd.reduce_add(builder, total))
+                    at = builder.add(of_token, builder.mul(step, simd.I64(row)))
+                    simd.store_value(builder, at, simd.reduce_add(builder, total))
 
         return finish
 
@@ -257,37 +256,36 @@ def make_row_factors(format, rows):
 
 
 def make_word_rows(format, rows, tokens=1):
-    """Build a function (arguments, w, step, y, words, first token) that multiplies rows.
+    """Build a function (arguments, w, step, y, y_step, words, first token) that multiplies rows.
 
     y, words: addresses for the first token.
     """
     format = load_group_format(format.name, small_codes=True)  # the readers of words need plain scales
     totals = Accumulators(format, rows, tokens, get_group_shape(format))
-    fetch, factors, group_bytes = make_fetch(format, rows), make_row_factors(format, rows), format.group_bytes
+    fetch, factors, group_bytes = make_fetch(format), make_row_factors(format, rows), format.group_bytes
     zero, add, finish = totals.make_zero(), totals.make_add(), totals.make_finish()
     chunk_bytes, add_chunk, chunk_factors = group_bytes // 4, None, None
     if format.chunk:
         add_chunk = Accumulators(format, rows, tokens, get_chunk_shape(format)).make_add()
         _, chunk_factors = make_chunk(format, rows)
-    fetch_chunk = make_prefetch(rows * chunk_bytes, 2)
 
     @inlined
-    def product(a, w, step, y, words, token):
-        columns, ahead, totals = load_argument(a, LINEAR.columns), w + (rows - 1) * step + FAR_PREFETCH, zero()
+    def product(a, w, step, y, y_step, words, token):
+        columns, totals = load_argument(a, LINEAR.columns), zero()
         _, _, c, n = locate_activations(a, LINEAR.sums)
         c, n = c + token * (columns // 4), n + token * (columns // 4)
         for _ in range(columns // 256):
-            fetch(w, step, ahead)
+            for row in range(rows):
+                fetch(w + row * step)
             totals = add(totals, w, step, factors(w, step), words, c, n, columns)
-            w, ahead, words = w + group_bytes, ahead + rows * group_bytes, words + 8 * RUN
+            w, words = w + group_bytes, words + 8 * RUN
             c, n = c + 64, n + 64
         if add_chunk is not None:
             for _ in range(columns % 256 // 64):
-                fetch_chunk(ahead)
                 totals = add_chunk(totals, w, step, chunk_factors(w, step), words, c, n, columns)
-                w, ahead, words = w + chunk_bytes, ahead + rows * chunk_bytes, words + 2 * RUN
+                w, words = w + chunk_bytes, words + 2 * RUN
                 c, n = c + 16, n + 16
-        finish(totals, y, load_argument(a, LINEAR.y_stride))
+        finish(totals, y, y_step, load_argument(a, LINEAR.y_stride))
 
     return product
 
@@ -295,32 +293,35 @@ def make_word_rows(format, rows, tokens=1):
 def make_one_token_words(format, rows):
     """Build the two functions that multiply rows by one token in words.
 
-    (arguments, words) stores the token's activations as words; (arguments, w, step, y, words) multiplies rows by them.
+    (arguments, words) stores the token's activations as words; the other multiplies by them: see make_streams
+    (matmul_quantized.py) for its parameters.
     """
     store, product = make_store_words(format), make_word_rows(format, rows)
     prepare = device(lambda a, words: store(a, words, 0, 1))
-    return prepare, inlined(lambda a, w, step, y, words: product(a, w, step, y, words, 0))
+    return prepare, inlined(
+        lambda a, w, step, y, y_step, words, token, tokens: product(a, w, step, y, y_step, words, 0)
+    )
 
 
 def make_few_tokens_words(format, rows):
-    """Build a function (arguments, w, step, y, first, tokens, words) that multiplies rows by a few tokens.
+    """Build a function that multiplies rows by a few tokens.
 
-    Weights are unpacked for four tokens at a time.
+    See make_streams (matmul_quantized.py) for its parameters. Weights are unpacked for four tokens at a time.
     """
     four, three, two, one = (make_word_rows(format, rows, tokens) for tokens in (4, 3, 2, 1))
 
     @inlined
-    def few(a, w, step, y, first, tokens, words):
+    def few(a, w, step, y, y_step, words, first, tokens):
         distance, y_stride, token = 2 * load_argument(a, LINEAR.columns), load_argument(a, LINEAR.y_stride), 0
         while token + 4 <= tokens:
-            four(a, w, step, y + token * y_stride, words + token * distance, first + token)
+            four(a, w, step, y + token * y_stride, y_step, words + token * distance, first + token)
             token += 4
         y, words = y + token * y_stride, words + token * distance
         if tokens - token == 3:
-            three(a, w, step, y, words, first + token)
+            three(a, w, step, y, y_step, words, first + token)
         elif tokens - token == 2:
-            two(a, w, step, y, words, first + token)
+            two(a, w, step, y, y_step, words, first + token)
         elif tokens - token == 1:
-            one(a, w, step, y, words, first + token)
+            one(a, w, step, y, y_step, words, first + token)
 
     return few

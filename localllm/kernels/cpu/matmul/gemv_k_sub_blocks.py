@@ -1,4 +1,4 @@
-"""Products of two rows of Q2_K or Q3_K and one token (AVX512-VNNI).
+"""Products of four rows of Q2_K or Q3_K and one token (AVX512-VNNI).
 
 A vector has a lane of 4 bytes for each sub-block. A sub-block is 16 columns with one scale. Codes can be assigned to
 the lanes of vectors in two ways:
@@ -17,11 +17,11 @@ from numba import int64, types
 from localllm.kernels import simd
 from localllm.kernels.cpu import ONE_TOKEN_BYTES
 from localllm.kernels.cpu.matmul.gemv_quantized import (
-    FAR_PREFETCH,
     Accumulator,
     get_group_shape,
     locate_activations,
     make_fetch,
+    store_rows,
 )
 from localllm.kernels.cpu.signature import device, inlined, load_argument
 from localllm.kernels.formats.sub_blocks import LANES, READERS
@@ -113,31 +113,37 @@ class SubBlockTotals(Accumulator):
         return [simd.dots_in_words(builder, nothing, of_row, self.shape.largest) for of_row in pairs]
 
     def make_finish(self):
-        @simd.operation(None, self.totals, int64)
-        def finish(builder, totals, y):
-            """Store the sum of each row's lanes to y [2], in the order of gemv_quantized.py, for the same bits."""
+        @simd.operation(None, self.totals, int64, int64)
+        def finish(builder, totals, y, step):
+            """Store the sum of each row's lanes, added in the order of gemv_quantized.py, for the same bits."""
             sums, runs = simd.elements(builder, totals), [self.reader.runs.index(run) for run in range(4)]
             for size in (8, 4):
                 sums = [builder.fadd(*(simd.slice_lanes(builder, v, at, at + size) for at in (0, size))) for v in sums]
             both = simd.shuffle_lanes(builder, *sums, [lane + 4 * row for row in (0, 1) for lane in runs])
             while both.type.count > 2:
                 both = builder.fadd(*(simd.slice_lanes(builder, both, odd, both.type.count, 2) for odd in (0, 1)))
-            simd.store_value(builder, y, both)
+            store_rows(builder, both, y, step)
 
         return finish
 
 
 def make_one_by_sub_block(format):
-    steps, fetch, group_bytes = SubBlockTotals(format), make_fetch(format, 2), format.group_bytes
+    steps, fetch, group_bytes = SubBlockTotals(format), make_fetch(format), format.group_bytes
     zero, add, finish = steps.make_zero(), steps.make_add(), steps.make_finish()
 
     @inlined
-    def multiply_rows(a, w, step, y, x):
-        ahead, totals = w + step + FAR_PREFETCH, zero()
+    def add_pair(totals, w, step, x):
+        fetch(w)
+        fetch(w + step)
+        return add(totals, w, step, x)
+
+    @inlined
+    def multiply_rows(a, w, step, y, y_step, x, token, tokens):
+        v, first, second = w + 2 * step, zero(), zero()
         for _ in range(load_argument(a, LINEAR.columns) // 256):
-            fetch(w, step, ahead)
-            totals = add(totals, w, step, x)
-            w, ahead, x = w + group_bytes, ahead + 2 * group_bytes, x + ONE_TOKEN_BYTES
-        finish(totals, y)
+            first, second = add_pair(first, w, step, x), add_pair(second, v, step, x)
+            w, v, x = w + group_bytes, v + group_bytes, x + ONE_TOKEN_BYTES
+        finish(first, y, y_step)
+        finish(second, y + 2 * y_step, y_step)
 
     return multiply_rows

@@ -33,38 +33,48 @@ from localllm.kernels.formats import load_group_format
 from localllm.kernels.simd import call_kernel, load_i64
 from localllm.kernels.table import LINEAR_QUANTIZED as LINEAR
 
-# With up to this many bytes per 256 weights, decode is limited by arithmetic, not by memory, so rows are read in pairs.
-# One core reads Q4_K at 20 GB/s in pairs and 17 row by row, Q4_0 at 18 and 15, but Q8_0 at 18 and 20.
-MAX_PAIR_BYTES = 200
 # If rows are longer than WIDE, TILES tiles take turns slab by slab, so that the tokens' columns of a slab stay in the
 # L2 cache for all of them: 512 tokens of 8192 columns came from the L3 cache for every tile, and took 1.08 to 1.12
 # times as long. With 2048 columns, taking turns takes 1.01 times as long, because sums are written and read more often.
 TILES, WIDE = 4, 2 * SLAB
 
 
+def make_streams(row, together):
+    """Build a function that multiplies rows first to last, `together` at a time.
+
+    It divides the rows between as many streams, which a core reads side by side. row: the function (arguments, w, step,
+    y, y_step, scratch, first token, tokens) for one row of each stream; step and y_step are the streams' distance.
+    """
+
+    @inlined
+    def streams(a, first, last, scratch, token, tokens):
+        row_bytes, length = load_argument(a, LINEAR.row_bytes), (last - first) // together
+        w, y = load_argument(a, LINEAR.weights) + first * row_bytes, load_argument(a, LINEAR.y) + first * 4
+        y += token * load_argument(a, LINEAR.y_stride)
+        for r in range(length):
+            row(a, w + r * row_bytes, length * row_bytes, y + r * 4, length * 4, scratch, token, tokens)
+        for r in range(length * together, last - first):  # one row repeatedly
+            row(a, w + r * row_bytes, 0, y + r * 4, 0, scratch, token, tokens)
+
+    return streams
+
+
 def make_one_token(format):
     """Build a function that multiplies rows first to last by one token, in both planes."""
-    at_once = 2 if format.group_bytes <= MAX_PAIR_BYTES else 1
     if has_words(format.name):
-        prepare, one = make_one_token_words(format, at_once)
+        (prepare, one), together = make_one_token_words(format, 2), 2
     elif has_sub_blocks(format.name):
-        prepare, one = make_store_ordered(format), make_one_by_sub_block(format)
+        prepare, one, together = make_store_ordered(format), make_one_by_sub_block(format), 4
     else:
-        prepare, one = device(lambda a, scratch: None), drop_words(make_one(format, at_once))
+        prepare, one, together = device(lambda a, scratch: None), make_one(format), 4
+    streams = make_streams(one, together)
 
     @device
     def one_token(a, first, last, tokens, scratch):
-        row_bytes = load_argument(a, LINEAR.row_bytes)
         prepare(a, scratch)
-        for r in range(first, last, at_once):
-            step = row_bytes if r + 1 < last else 0  # the last row twice, the second time for a padding column of y
-            one(a, load_argument(a, LINEAR.weights) + r * row_bytes, step, load_argument(a, LINEAR.y) + r * 4, scratch)
+        streams(a, first, last, scratch, 0, 1)
 
     return one_token
-
-
-def drop_words(one):
-    return inlined(lambda a, w, step, y, scratch: one(a, w, step, y))
 
 
 def make_few(format, together, planes):
@@ -72,16 +82,7 @@ def make_few(format, together, planes):
     prepare, row = make_store_blocks(format, planes), make_row(format, together, planes)
     if planes == 2 and has_words(format.name, tokens=2):
         prepare, row = make_store_words(format), make_few_tokens_words(format, together)
-
-    @device
-    def some(a, first, last, token, tokens, scratch):
-        prepare(a, scratch, token, tokens)
-        row_bytes, r = load_argument(a, LINEAR.row_bytes), first
-        while r < last:
-            w, y = load_argument(a, LINEAR.weights) + r * row_bytes, load_argument(a, LINEAR.y) + r * 4
-            step = row_bytes if r + together <= last else 0  # one row repeatedly; extra results are overwritten
-            row(a, w, step, y + token * load_argument(a, LINEAR.y_stride), token, tokens, scratch)
-            r += together if step else 1
+    streams = make_streams(row, together)
 
     @device
     def few(a, first, last, tokens, scratch):
@@ -89,7 +90,9 @@ def make_few(format, together, planes):
         times = (tokens + most - 1) // most
         for i in range(times):  # the part's weights come from the L2 cache from the second time on
             token = tokens * i // times
-            some(a, first, last, token, tokens * (i + 1) // times - token, scratch)
+            some = tokens * (i + 1) // times - token
+            prepare(a, scratch, token, some)
+            streams(a, first, last, scratch, token, some)
 
     return few
 
