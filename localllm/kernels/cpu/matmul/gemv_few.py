@@ -170,7 +170,6 @@ class RowTotals(Accumulator):
             types.UniTuple(simd.f32x16, self.count),
             types.UniTuple(simd.u8x64, self.vectors * rows),
         )
-        self.of_rows = types.UniTuple(shape.row_vector, shape.factors * rows)
         self.factors = types.UniTuple(simd.f32x16, shape.factors * self.count)
 
     def make_mix(self):
@@ -191,11 +190,15 @@ class RowTotals(Accumulator):
         return mix
 
     def make_spread(self):
-        @simd.operation(self.factors, self.of_rows)
+        @simd.operation(self.factors, self.factors)
         def spread(builder, factors):
-            lanes = [[lane // 2 * self.halves + half for lane in range(16)] for half in range(self.halves)]
-            orders = [[at + lane % 2 * 8 * self.halves for lane, at in enumerate(order)] for order in lanes]
-            pairs = iterate_pairs(simd.elements(builder, factors))
+            """Rearrange the results of make_group_factors, to the lanes of the totals."""
+            orders, factors = [[lane // 2 + 8 * (lane % 2) for lane in range(16)]], simd.elements(builder, factors)
+            pairs = zip(factors, factors, strict=True)
+            if self.halves == 2:
+                halves = [[lane // 2 * 2 + half for lane in range(16)] for half in (0, 1)]
+                orders = [[at + lane % 2 * 16 for lane, at in enumerate(half)] for half in halves]
+                pairs = iterate_pairs(factors)
             return simd.as_tuple(
                 builder, [simd.shuffle_lanes(builder, *pair, order) for pair in pairs for order in orders]
             )

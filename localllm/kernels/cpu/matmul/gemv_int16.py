@@ -19,7 +19,7 @@ from localllm.kernels.cpu.matmul.gemv_quantized import (
     get_chunk_shape,
     get_group_shape,
     locate_activations,
-    make_chunk,
+    make_chunk_factors,
     make_factors,
     make_fetch,
 )
@@ -267,7 +267,7 @@ def make_word_rows(format, rows, tokens=1):
     chunk_bytes, add_chunk, chunk_factors = group_bytes // 4, None, None
     if format.chunk:
         add_chunk = Accumulators(format, rows, tokens, get_chunk_shape(format)).make_add()
-        _, chunk_factors = make_chunk(format, rows)
+        chunk_factors = make_chunk_factors(format, rows)
 
     @inlined
     def product(a, w, step, y, y_step, words, token):

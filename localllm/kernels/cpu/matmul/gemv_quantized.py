@@ -20,6 +20,8 @@ from numba import int64, types
 from localllm.kernels import simd
 from localllm.kernels.cpu.signature import device, inlined, load_argument
 from localllm.kernels.formats.group_format import GroupFormat
+from localllm.kernels.formats.row_pairs import READERS as ROW_PAIRS
+from localllm.kernels.formats.row_pairs import has_row_pairs
 from localllm.kernels.table import LINEAR_QUANTIZED as LINEAR
 
 CHUNK_LANES = ir.VectorType(simd.F32, 4)  # a token's scales or sums of a chunk: those of two runs, each twice
@@ -72,17 +74,56 @@ def make_factors(scales, minimums, rows):
     return inlined(lambda w, step: scales(w, step) + minimums(w, step))
 
 
+def make_joined(factors, count):
+    """Build a function like `factors`, but with the factors of two rows in each vector; count: of vectors."""
+    rows_of, joined = types.UniTuple(simd.f32x8, 2 * count), types.UniTuple(simd.f32x16, count)
+
+    @simd.operation(joined, rows_of)
+    def join(builder, factors):
+        factors = simd.elements(builder, factors)
+        pairs = zip(factors[::2], factors[1::2], strict=True)
+        return simd.as_tuple(builder, [simd.shuffle_lanes(builder, *pair, range(16)) for pair in pairs])
+
+    return inlined(lambda w, step: join(factors(w, step)))
+
+
+def make_group_factors(format, rows):
+    """Build a function (w, step) -> scales, then minimums: a vector for two rows, or for one with sub-blocks of 16."""
+    if format.sub_block == 16:
+        return make_factors(format.scales, format.minimums, rows)
+    if not has_row_pairs(format.name):
+        return make_joined(make_factors(format.scales, format.minimums, rows), rows if format.minimums else rows // 2)
+    of_two = ROW_PAIRS[format.name]
+    if rows == 2:
+        return inlined(lambda w, step: of_two(w, step))
+    if format.minimums is None:
+        return inlined(lambda w, step: of_two(w, step) + of_two(w + 2 * step, step))
+
+    @inlined
+    def of_four(w, step):
+        (a, b), (c, d) = of_two(w, step), of_two(w + 2 * step, step)
+        return a, c, b, d
+
+    return of_four
+
+
 def make_group(format, rows):
     """Build two functions (w, step) for a group of `rows` rows: one reads codes, the other scales and minimums."""
-    return make_codes(format.codes, rows), make_factors(format.scales, format.minimums, rows)
+    return make_codes(format.codes, rows), make_group_factors(format, rows)
+
+
+def make_chunk_factors(format, rows):
+    """Build a function (w, step) for a chunk; its two scales are repeated four times each, see RowShape."""
+    _, scales_of, minimums_of = format.chunk
+    scales = device(lambda w: simd.four_times_f32x2(scales_of(w)))
+    minimums = device(lambda w: simd.four_times_f32x2(minimums_of(w)) * quarter()) if minimums_of else None
+    return make_factors(scales, minimums, rows)
 
 
 def make_chunk(format, rows):
-    """Build the functions of make_group for a chunk; its two scales are repeated four times each, see RowShape."""
-    codes, scales_of, minimums_of = format.chunk
-    scales = device(lambda w: simd.four_times_f32x2(scales_of(w)))
-    minimums = device(lambda w: simd.four_times_f32x2(minimums_of(w)) * quarter()) if minimums_of else None
-    return make_row_tuple(codes, rows), make_factors(scales, minimums, rows)
+    """Build the functions of make_group for a chunk."""
+    count = rows if format.chunk.minimums else rows // 2
+    return make_row_tuple(format.chunk.codes, rows), make_joined(make_chunk_factors(format, rows), count)
 
 
 def make_fetch(format):
@@ -101,34 +142,34 @@ def make_one(format):
     """Build a function that multiplies four rows by one token, in both planes: see make_streams for its parameters."""
     steps, fetch = OneTokenTotals(get_group_shape(format), 2), make_fetch(format)
     codes, factors = make_group(format, 2)
-    zero, add, finish = steps.make_zero(), steps.make_add(), steps.make_finish()
-    add_chunk, chunk_codes, chunk_factors = None, None, None
+    zero, load, add, finish = steps.make_zero(), steps.make_load(), steps.make_add(), steps.make_finish()
+    load_chunk, add_chunk, chunk_codes, chunk_factors = None, None, None, None
     if format.chunk:
-        add_chunk, (chunk_codes, chunk_factors) = (
-            OneTokenTotals(get_chunk_shape(format), 2).make_add(),
-            make_chunk(format, 2),
-        )
+        of_chunk, (chunk_codes, chunk_factors) = OneTokenTotals(get_chunk_shape(format), 2), make_chunk(format, 2)
+        load_chunk, add_chunk = of_chunk.make_load(), of_chunk.make_add()
     group_bytes, chunk_bytes = format.group_bytes, format.group_bytes // 4 if format.chunk else 0
 
     @inlined
-    def add_pair(totals, w, step, x, low, c, n):
+    def add_pair(totals, w, step, x, low, of_token):
         fetch(w)
         fetch(w + step)
-        return add(totals, codes(w, step), factors(w, step), x, low, c, n)
+        return add(totals, codes(w, step), factors(w, step), x, low, of_token)
 
     @inlined
     def multiply_rows(a, w, step, y, y_step, scratch, token, tokens):
         columns, first, second = load_argument(a, LINEAR.columns), zero(), zero()
         (x, low, c, n), v = locate_activations(a, LINEAR.sums), w + 2 * step
         for _ in range(columns // 256):
-            first = add_pair(first, w, step, x, low, c, n)
-            second = add_pair(second, v, step, x, low, c, n)
+            of_token = load(c, n)
+            first = add_pair(first, w, step, x, low, of_token)
+            second = add_pair(second, v, step, x, low, of_token)
             w, v = w + group_bytes, v + group_bytes
             x, low, c, n = x + 256, low + 256, c + 64, n + 64
         if add_chunk is not None:
             for _ in range(columns % 256 // 64):
-                first = add_chunk(first, chunk_codes(w, step), chunk_factors(w, step), x, low, c, n)
-                second = add_chunk(second, chunk_codes(v, step), chunk_factors(v, step), x, low, c, n)
+                of_token = load_chunk(c, n)
+                first = add_chunk(first, chunk_codes(w, step), chunk_factors(w, step), x, low, of_token)
+                second = add_chunk(second, chunk_codes(v, step), chunk_factors(v, step), x, low, of_token)
                 w, v = w + chunk_bytes, v + chunk_bytes
                 x, low, c, n = x + 64, low + 64, c + 16, n + 16
         finish(first, y, y_step)
@@ -219,21 +260,30 @@ class OneTokenTotals(Accumulator):
         self.count = rows if self.halves == 2 else 1
         self.together = rows * self.halves // self.count  # vectors of dot products per vector of totals
         self.totals = types.UniTuple(self.vector, self.count)
-        self.factors = types.UniTuple(shape.row_vector, shape.factors * rows)
+        self.factors = types.UniTuple(simd.f32x16, shape.factors * self.count)
+        self.of_token = types.UniTuple(simd.f32x16, 2)
+
+    def make_load(self):
+        @simd.operation(self.of_token, int64, int64)
+        def load(builder, x_scales, x_sums):
+            """Load the token's scales, and the terms of its sums (RowShape.scale_sums), in the lanes of the totals."""
+            c, n = (self.shape.load(builder, address) for address in (x_scales, x_sums))
+            values = [self.arrange_lanes(builder, value) for value in (c, self.shape.scale_sums(builder, n))]
+            return simd.as_tuple(builder, values)
+
+        return load
 
     def make_add(self):
         codes = types.UniTuple(simd.u8x64, self.shape.vectors * self.rows)
 
-        @simd.operation(self.totals, self.totals, codes, self.factors, *[int64] * 4)
-        def add(builder, totals, codes, factors, high, low, x_scales, x_sums):
-            """Return totals + x_scales * scales * dots + minimums * x_sums, for a group or a chunk."""
+        @simd.operation(self.totals, self.totals, codes, self.factors, int64, int64, self.of_token)
+        def add(builder, totals, codes, factors, high, low, of_token):
+            """Return totals + scales of both * dots + minimums * sums, for a group or a chunk; of_token: see `load`."""
             totals, dots = (
                 simd.elements(builder, totals),
                 self.compute_dots(builder, simd.elements(builder, codes), high, low),
             )
-            factors = self.join_rows(builder, simd.elements(builder, factors))
-            c, n = (self.shape.load(builder, address) for address in (x_scales, x_sums))
-            c, n = (self.arrange_lanes(builder, value) for value in (c, self.shape.scale_sums(builder, n)))
+            factors, (c, n) = simd.elements(builder, factors), simd.elements(builder, of_token)
             for v in range(self.count):
                 pair = v * self.together
                 dot = self.add_neighbours(builder, dots[pair], dots[pair + self.together - 1])
@@ -269,12 +319,6 @@ class OneTokenTotals(Accumulator):
                 pairs = [*zip(codes[vectors * row : vectors * (row + 1)][part], numbers[part], strict=True)]
                 sums[i] = simd.dots_in_words(builder, sums[i], pairs, self.shape.largest)
         return sums
-
-    def join_rows(self, builder, factors):
-        """Join two rows' vectors of scales, and of minimums, where one vector holds the totals of both rows."""
-        if self.rows == self.count:
-            return factors
-        return [simd.shuffle_lanes(builder, *pair, range(16)) for pair in zip(factors[::2], factors[1::2], strict=True)]
 
     def add_neighbours(self, builder, x, y):
         """Add neighbouring lanes of dot products, and convert to float.
