@@ -1,7 +1,7 @@
 """The two products of attention, q k^T and weights * v, for few rows and for many rows.
 
-Few rows read the cache directly: four rows, or the last two, share each vector of keys or values, which lies along the
-head dimension. Two vectors are a block of 32 values, in cache types that have a scale per block. Arrays of rows are
+Few rows read the cache directly: up to six rows share each vector of keys or values, which lies along the head
+dimension. Two vectors are a block of 32 values, in cache types that have a scale per block. Arrays of rows are
 padded to a multiple of four rows; the padding of q is zero, and its results are not used.
 
 Keys and values are two streams from memory: while the keys of a block are multiplied, its values are prefetched, and
@@ -37,6 +37,7 @@ from localllm.kernels.machine import get_lane
 from localllm.kernels.table import ATTEND
 
 LOG2_E = float32(math.log2(math.e))
+MOST_ROWS = 6 if get_lane().has_512_bits else 4  # that share a vector of keys or values, as many as registers allow
 
 
 @device
@@ -103,7 +104,7 @@ class ManyRowProducts(NamedTuple):
 
 
 def make_multiply_keys(load_key, rows):
-    """Build a function that stores the scores of four keys and `rows` rows of q, 2 or 4.
+    """Build a function that stores the scores of four keys and `rows` rows of q: 2, 4 or 6.
 
     With 32 registers, all four keys are multiplied by a vector of q once it is loaded.
     """
@@ -147,7 +148,7 @@ def make_multiply_keys(load_key, rows):
 
 
 def make_add_rows(load_value, rows):
-    """Build a function that adds weights f32 [rows][KEYS] times values to y f32 [rows][padded]; rows: 2 or 4."""
+    """Build a function that adds weights f32 [rows][KEYS] times values to y f32 [rows][padded]; rows: 2, 4 or 6."""
     outer, load_rows, store_rows = make_outer(rows, 1), make_load(rows, 1), make_store(rows, 1)
     outer_pairs, load_pairs, store_pairs = make_outer(rows, 2), make_load(rows, 2), make_store(rows, 2)
     splats = make_splats(rows, KEYS * 4)
@@ -178,8 +179,8 @@ def make_few(load_key, load_value):
 
     load_key, load_value: see cache.py.
     """
-    multiply_keys, add_rows = make_multiply_keys(load_key, 4), make_add_rows(load_value, 4)
-    multiply_two, add_two = make_multiply_keys(load_key, 2), make_add_rows(load_value, 2)
+    multiply_most, multiply_four, multiply_two = (make_multiply_keys(load_key, rows) for rows in (MOST_ROWS, 4, 2))
+    add_most, add_four, add_two = (make_add_rows(load_value, rows) for rows in (MOST_ROWS, 4, 2))
 
     @device
     def compute_scores(q, rows, keys, count, token_bytes, padded, scores, ahead):
@@ -188,24 +189,30 @@ def make_few(load_key, load_value):
         Up to 3 keys beyond `count` are read, too.
         """
         for i in range(0, count, 4):
-            key = keys + i * token_bytes
+            key, r = keys + i * token_bytes, 0
             for line in range(i * token_bytes, (i + 4) * token_bytes, 64):
                 simd.prefetch_l2(ahead + line)
-            for r in range(0, rows - 2, 4):
-                multiply_keys(q + r * padded * 4, padded, key, token_bytes, scores + (r * KEYS + i) * 4)
-            if 0 < rows % 4 <= 2:
-                r = rows // 4 * 4
+            while rows - r > 4:
+                multiply_most(q + r * padded * 4, padded, key, token_bytes, scores + (r * KEYS + i) * 4)
+                r += MOST_ROWS
+            if rows - r > 2:
+                multiply_four(q + r * padded * 4, padded, key, token_bytes, scores + (r * KEYS + i) * 4)
+            elif rows - r > 0:
                 multiply_two(q + r * padded * 4, padded, key, token_bytes, scores + (r * KEYS + i) * 4)
 
     @device
     def add_values(weights, rows, values, count, token_bytes, padded, output, ahead):
         """Add weights f32 [rows][KEYS] times values to output f32 [rows][padded]; ahead: address to prefetch."""
-        for r in range(0, rows, 4):
+        r = 0
+        while rows - r > 4:
             w, y = weights + r * KEYS * 4, output + r * padded * 4
-            if rows - r > 2:
-                add_rows(w, values, count, token_bytes, padded, y, ahead)
-            else:
-                add_two(w, values, count, token_bytes, padded, y, ahead)
+            add_most(w, values, count, token_bytes, padded, y, ahead)
+            r += MOST_ROWS
+        w, y = weights + r * KEYS * 4, output + r * padded * 4
+        if rows - r > 2:
+            add_four(w, values, count, token_bytes, padded, y, ahead)
+        elif rows - r > 0:
+            add_two(w, values, count, token_bytes, padded, y, ahead)
 
     return compute_scores, add_values
 

@@ -118,20 +118,21 @@ def make_join(count):
 def make_store_sums_by_four(rows):
     """Return an intrinsic that stores the sums of the lanes of 4 * `rows` vectors: float32 [rows][4].
 
-    The vectors are in columns, one after the other; rows: 2 or 4. Neighbouring lanes are added in four rounds; most
+    The vectors are in columns, one after the other; rows: even. Neighbouring lanes are added in four rounds; most
     shuffles stay within 128 bits.
     """
 
     @simd.operation(None, get_tuple_type(4 * rows), int64, int64)
     def store_sums(builder, tile, address, row_stride):
         tile = simd.elements(builder, tile)
-        values = [tile[column * rows + row] for row in range(rows) for column in range(4)]
-        for order, distance in ((PAIRS, 1), (PAIRS, 1), (FOURS, 4), (FOURS, 4)):
-            values = add_neighbours(builder, values if len(values) > 1 else values * 2, order, distance)
-        for r in range(rows):
-            row = ir.Constant(ir.VectorType(simd.I32, 4), [*range(4 * r, 4 * r + 4)])
-            place = builder.add(address, builder.mul(row_stride, simd.I64(r)))
-            simd.store_value(builder, place, builder.shuffle_vector(values[0], values[0], row))
+        for first in range(0, rows, 4):
+            some = range(first, min(first + 4, rows))
+            values = [tile[column * rows + row] for row in some for column in range(4)]
+            for order, distance in ((PAIRS, 1), (PAIRS, 1), (FOURS, 4), (FOURS, 4)):
+                values = add_neighbours(builder, values if len(values) > 1 else values * 2, order, distance)
+            for i, row in enumerate(some):
+                four = simd.shuffle_lanes(builder, values[0], values[0], range(4 * i, 4 * i + 4))
+                simd.store_value(builder, builder.add(address, builder.mul(row_stride, simd.I64(row))), four)
 
     return store_sums
 
