@@ -128,7 +128,8 @@ class BenchResult:
     def to_dict(self) -> dict[str, object]:
         numbers = {"tokens_per_s": self.speed, "deviation": self.deviation, "samples": list(self.samples)}
         derived = {"gb_per_s": self.gb_per_s, "share": self.share, "gops": self.gops}
-        derived |= {"share_of_peak": self.share_of_peak} if self.peak else {}
+        derived |= {"bandwidth_gb_per_s": self.bandwidth / 1e9} if self.bandwidth else {}
+        derived |= {"share_of_peak": self.share_of_peak, "peak_gops": self.peak / 1e9} if self.peak else {}
         derived |= {"disk_gb_per_s": self.disk / 1e9} if self.disk else {}
         return {"name": self.test.name, "depth": self.test.depth, "threads": self.threads} | numbers | derived
 

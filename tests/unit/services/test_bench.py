@@ -198,6 +198,7 @@ def test_decode_figures_have_bandwidth_and_share():
         "samples": [900.0, 1100.0, 1000.0],
         "gb_per_s": 2.0,  # 1000 times 2 MB
         "share": 0.25,
+        "bandwidth_gb_per_s": 8.0,
         "gops": None,
     }
 
@@ -223,7 +224,7 @@ def test_a_row_shows_shares_of_known_limits_only():
     reading = BenchResult(SpeedTestSpec(10, 0), 1, [500.0, 700.0], COSTS, peak=7.44e9)
     assert reading.share_of_peak == pytest.approx(0.5)
     assert format_cells(reading) == ("pp10", "1", "600.00 ± 141.42", "4 GOPS, 50%", "")
-    assert reading.to_dict()["share_of_peak"] == reading.share_of_peak
+    assert (reading.to_dict()["share_of_peak"], reading.to_dict()["peak_gops"]) == (reading.share_of_peak, 7.44)
     assert format_cells(BenchResult(SpeedTestSpec(10, 0), 1, [600.0], COSTS)) == (
         "pp10",
         "1",
@@ -233,9 +234,11 @@ def test_a_row_shows_shares_of_known_limits_only():
     )
     writing = BenchResult(SpeedTestSpec(0, 128), 2, [1000.0], COSTS, bandwidth=8e9)
     assert format_cells(writing) == ("tg128", "2", "1000.00 ± 0.00", "", "2.0 of 8.0 GB/s, 25%")
+    assert writing.to_dict()["bandwidth_gb_per_s"] == 8
     for nowhere in (None, 0.0):
         unknown = BenchResult(SpeedTestSpec(0, 128), 2, [1000.0], COSTS, bandwidth=nowhere, peak=nowhere)
         assert (unknown.share, unknown.share_of_peak, format_cells(unknown)[3:]) == (None, None, ("", ""))
+        assert not {"bandwidth_gb_per_s", "peak_gops"} & unknown.to_dict().keys()
 
 
 class Counting(ReferenceBuilder):
