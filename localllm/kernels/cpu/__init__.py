@@ -95,10 +95,10 @@ TILES_SCRATCH = TILE_REGISTERS + TILE_SLABS * 128 * (TILE_SLAB + TILE_TOKENS) + 
 PEAK_CHAINS = 12 if get_lane().has_512_bits else 6
 PEAK_BYTES = 16384
 PEAK_PRODUCTS, PEAK_TILE_PRODUCTS = 64 * PEAK_CHAINS, 4 * 16 * 16 * 32
-# Minimum number of tokens for products in AMX tiles, by the format of the weights: about where the times of
-# scripts/measure lanes cross on an Emerald Rapids. For quantized formats, simplified to one value: a 1.2 B model in
-# Q4_K_M or Q8_0 reads 34 tokens 1.22 and 1.24 times as fast by rows, 44 tokens 1.0 and 0.97 times.
-MIN_TILE_TOKENS = dict.fromkeys(sorted(FLOAT_FORMATS), 16) | dict.fromkeys(SUB_BLOCK, 40)
+# Minimum number of tokens for products in AMX tiles, by the format of the weights: where the times of scripts/measure
+# lanes cross on an Emerald Rapids (4096 x 2048, 2 threads; for quantized formats between 24 and 48, simplified to one
+# value). Since 30 November a 1.2 B model reads 34 tokens 1.23 times as fast by rows, 44 tokens as fast.
+MIN_TILE_TOKENS = dict.fromkeys(sorted(FLOAT_FORMATS), 16) | dict.fromkeys(SUB_BLOCK, 32)
 MIN_SOME_TILES, MIN_ALL_TILES = min(MIN_TILE_TOKENS.values()), max(MIN_TILE_TOKENS.values())
 
 

@@ -56,7 +56,7 @@ class PackedScales(NamedTuple):
         return builder.fmul(builder.sitofp(sums, simd.f32x16.llvm), d)
 
 
-def make_factors_of_two(*packed):
+def make_pair_factors(*packed):
     """Return an intrinsic (w, step) -> the scales, and the minimums if there are any, of two rows, f32x16 each."""
 
     @simd.operation(types.UniTuple(simd.f32x16, len(packed)), int64, int64)
@@ -92,9 +92,9 @@ def build_k_scales(factors):
 
 k_minimums = PackedScales([locate_k_minimum(i) for i in range(8)], [16] * 8, 1, [-1.0] * 8)
 READERS = {  # of codes as in k_quants.py: those from high nibbles of Q4_K are 16 * code
-    "Q4_K": make_factors_of_two(build_k_scales([1, 1 / 16] * 4), k_minimums),
-    "Q5_K": make_factors_of_two(build_k_scales([1] * 8), k_minimums),
-    "IQ4_XS": make_factors_of_two(
+    "Q4_K": make_pair_factors(build_k_scales([1, 1 / 16] * 4), k_minimums),
+    "Q5_K": make_pair_factors(build_k_scales([1] * 8), k_minimums),
+    "IQ4_XS": make_pair_factors(
         PackedScales([locate_iq4_scale(i) for i in range(8)], [4, 16] * 4, 0, [1] * 8, IQ4.scale_centre)
     ),
 }

@@ -35,11 +35,11 @@ def test_batches_have_the_logits_of_the_model(llm: llama_cpp.Llama):
     """Check them after a range of the sequence was removed, too; eval ignores these batches."""
     ids = llm.tokenize(TEXT.encode())
     expected = llm.model.logits(ids)
-    np.testing.assert_allclose(evaluate(llm, ids[:3], 0), expected[:3], rtol=0, atol=1e-4)
-    np.testing.assert_allclose(evaluate(llm, ids[3:], 3), expected[3:], rtol=0, atol=1e-4)
+    np.testing.assert_allclose(evaluate(llm, ids[:3], 0), expected[:3], rtol=0, atol=5e-4)
+    np.testing.assert_allclose(evaluate(llm, ids[3:], 3), expected[3:], rtol=0, atol=5e-4)
     memory = llama_cpp.llama_get_memory(llm.ctx)
     assert llama_cpp.llama_memory_seq_rm(memory, -1, 2, -1)
-    np.testing.assert_allclose(evaluate(llm, ids[2:4], 2), expected[2:4], rtol=0, atol=1e-4)
+    np.testing.assert_allclose(evaluate(llm, ids[2:4], 2), expected[2:4], rtol=0, atol=5e-4)
     assert llm.n_tokens == 0
 
 

@@ -246,13 +246,14 @@ def test_discarded_answers_release_their_sequences(tiny: Path):
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_sequences_of_a_model_step_together_and_fork(tiny: Path, backend: str):
+    """On CPUs with AMX, `logits` multiplies in tiles, a step does not."""
     with localllm.open(tiny, kv_type="f32", backend=backend) as model:
         first, second = model.sequence(), model.sequence()
         rows = model.step([(first, [5, 6]), (second, [7])])
-        np.testing.assert_allclose(rows[0], model.logits([5, 6])[-1:], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(rows[0], model.logits([5, 6])[-1:], rtol=1e-4, atol=2e-4)
         fork = first.fork()
         rows = model.step([(fork, [8]), (first, [9])])
-        np.testing.assert_allclose(rows[0], model.logits([5, 6, 8])[-1:], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(rows[0], model.logits([5, 6, 8])[-1:], rtol=1e-4, atol=2e-4)
         assert (first.tokens, second.tokens, fork.tokens) == ([5, 6, 9], [7], [5, 6, 8])
 
 

@@ -93,18 +93,18 @@ def make_group_factors(format, rows):
         return make_factors(format.scales, format.minimums, rows)
     if not has_row_pairs(format.name):
         return make_joined(make_factors(format.scales, format.minimums, rows), rows if format.minimums else rows // 2)
-    of_two = ROW_PAIRS[format.name]
+    read_two = ROW_PAIRS[format.name]
     if rows == 2:
-        return inlined(lambda w, step: of_two(w, step))
+        return inlined(lambda w, step: read_two(w, step))
     if format.minimums is None:
-        return inlined(lambda w, step: of_two(w, step) + of_two(w + 2 * step, step))
+        return inlined(lambda w, step: read_two(w, step) + read_two(w + 2 * step, step))
 
     @inlined
-    def of_four(w, step):
-        (a, b), (c, d) = of_two(w, step), of_two(w + 2 * step, step)
+    def read_four(w, step):
+        (a, b), (c, d) = read_two(w, step), read_two(w + 2 * step, step)
         return a, c, b, d
 
-    return of_four
+    return read_four
 
 
 def make_group(format, rows):
