@@ -150,7 +150,9 @@ def top_n_sigma(candidates: Candidates, n: float) -> Candidates:
     """
     best = float(candidates.logits[candidates.best])
     finite = candidates.logits[np.isfinite(candidates.logits)]
-    return candidates.keep(candidates.logits >= np.float64(best - n * float(finite.std(dtype=np.float64))))
+    with np.errstate(over="ignore"):  # logits whose squares are infinite: all tokens are kept
+        deviation = float(finite.std(dtype=np.float64))
+    return candidates.keep(candidates.logits >= np.float64(best - n * deviation))
 
 
 def typical(candidates: Candidates, p: float) -> Candidates:

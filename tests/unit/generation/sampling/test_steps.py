@@ -71,6 +71,11 @@ def rows(draw) -> np.ndarray:
 # Each step by itself.
 
 
+def test_top_n_sigma_keeps_all_logits_whose_squares_overflow():
+    kept = steps.top_n_sigma(candidates_of(np.array([1e300, 0.0, 1.0])), 1.0)
+    assert len(kept.ids) == 3
+
+
 @PLENTY
 @given(rows(), some.floats(0.01, 5))
 def test_top_n_sigma_keeps_logits_near_the_best(row: np.ndarray, n: float):
