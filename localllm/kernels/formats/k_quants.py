@@ -18,15 +18,15 @@ from localllm.kernels.formats.group_format import (
     planes_3,
     split_nibbles,
 )
+from localllm.kernels.formats.row_pairs import IQ4_HIGH, IQ4_LOW, K_FACTORS
 from localllm.quant.formats import LAYOUTS
 
 Q2, Q3, Q4, Q5, Q6, IQ4 = (LAYOUTS[name] for name in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"))
 Q2_D, Q2_LOW, Q3_D, Q4_LOW, Q6_D = Q2.d, Q2.low, Q3.d, Q4.low, Q6.d
 Q2_CODES, Q4_CODES, Q5_CODES, Q6_CODES, IQ4_CODES = (layout.codes[0].at for layout in (Q2, Q4, Q5, Q6, IQ4))
 Q3_BITS, Q5_BITS, Q6_BITS = (layout.codes[1].at for layout in (Q3, Q5, Q6))
-K_FACTORS = 4  # offset of the 12 bytes with the scales and minimums of Q4_K and Q5_K
 # Offsets of the first scale.
-Q3_SCALES, Q6_SCALES, IQ4_LOW, IQ4_HIGH = (fields.locate(0)[0] for fields in (Q3.scales[0], Q6.scales[0], *IQ4.scales))
+Q3_SCALES, Q6_SCALES = (fields.locate(0)[0] for fields in (Q3.scales[0], Q6.scales[0]))
 
 
 @device
