@@ -57,9 +57,9 @@ def test_a_kernel_with_too_many_registers_is_reported():
 
 
 KEEP = """
-from localllm.kernels.cuda.build import machine_code
+from localllm.kernels.cuda.build import build_machine_code
 told = []
-codes = machine_code(["fetch"], (8, 0), lambda done, total: told.append((done, total)), print)
+codes = build_machine_code(["fetch"], (8, 0), lambda done, total: told.append((done, total)), print)
 code, entry = codes["fetch"]
 assert code[:4] == b"\\x7fELF" and entry.encode() in code, entry
 print(told)
