@@ -24,7 +24,9 @@ from wheels import V3, VNNI
 CPUS = {
     "haswell": (V3, "linux-x86_64"),
     "skylake": (V3, "linux-x86_64"),
+    "icelake-server": (VNNI, "linux-x86_64"),
     "alderlake": (f"{V3},+avxvnni", "linux-x86_64"),
+    "sapphirerapids": (f"{VNNI},+avx512bf16,+avxvnni", "linux-x86_64"),  # without its tiles
     "znver2": (V3, "linux-x86_64"),
     "znver3": (V3, "linux-x86_64"),
     "znver4": (f"{VNNI},+avx512bf16", "linux-x86_64"),

@@ -59,7 +59,10 @@ def measure_read_bandwidth(threads: int) -> float:
         reader.close()
 
 
-PEAK_ROUNDS = 20_000  # per part, about a millisecond
+# Per part, about a millisecond. A thread that sleeps starts up to 7 ms late on a virtual machine: when all parts
+# took 0.4 ms, two threads seemed no faster than one, and tiles, for which starting counts more, reached 0.7 of their
+# peak.
+PEAK_ROUNDS = 400_000
 PEAK_PARTS = 4  # per thread
 
 
@@ -70,7 +73,7 @@ def measure_peak_operations(threads: int) -> float | None:
     """
     if get_lane_name() == "portable":
         return None
-    name, rounds = ("multiply_peak_tiles", PEAK_ROUNDS // 100) if has_tiles() else ("multiply_peak", PEAK_ROUNDS)
+    name, rounds = ("multiply_peak_tiles", PEAK_ROUNDS // 10) if has_tiles() else ("multiply_peak", PEAK_ROUNDS)
     library, tape, parts = KernelLibrary({name, "run", "work"}), Tape(), PEAK_PARTS * threads
     memory = np.ones(parts * PEAK_BYTES, np.uint8)
     tape.append(KernelStep(name, {"memory": memory, "rounds": rounds}, parts, None, [], [Buffer(0, 0)]))

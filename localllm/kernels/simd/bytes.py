@@ -443,6 +443,18 @@ def dots_in_words(builder, accumulator, pairs, largest):
     return builder.add(accumulator, multiply_words(builder, words, constant_like(words, 1)))
 
 
+def dots_of_rows(builder, sums, pairs, largest):
+    """Add the dot products of several rows, each of several pairs; see dots_in_words.
+
+    Rows take turns, so that a product does not wait for the previous one of its sum.
+    """
+    if select_dot(largest) is dot_bytes:
+        return [dots_in_words(builder, total, of_row, largest) for total, of_row in zip(sums, pairs, strict=True)]
+    for turn in zip(*pairs, strict=True):
+        sums = [dots_in_words(builder, total, [pair], largest) for total, pair in zip(sums, turn, strict=True)]
+    return sums
+
+
 def dot_signed_bytes(builder, accumulator, x, y):
     """Add 4 products of signed bytes to each lane.
 

@@ -223,26 +223,32 @@ class RowTotals(Accumulator):
         return add
 
     def compute_dots(self, builder, codes, planes):
-        """Compute the dot products, 256 * high + low, in the lanes of the totals: [half][pair of rows]."""
-        by_half, size = [], self.vectors // self.halves
+        """Compute the dot products, 256 * high + low, in the lanes of the totals: [half][pair of rows].
+
+        With 4 vectors per sum, each plane has sums of its own: an Emerald Rapids multiplies 4 and 8 tokens 1.05 times
+        as fast, with data in the caches and from memory. With 2, there are too few registers for that.
+        """
+        by_half, size, nothing = [], self.vectors // self.halves, [ir.Constant(simd.i32x16.llvm, None)] * self.rows
         for first in range(0, self.vectors, size):
-            sums = [ir.Constant(simd.i32x16.llvm, None)] * self.rows
-            for i, plane in enumerate(planes):
-                if i > 0:
-                    sums = [builder.shl(value, simd.constant_like(value, 8)) for value in sums]
-                part = range(first, first + size)
-                numbers = [
-                    simd.load_value(builder, builder.add(plane, simd.I64(64 * q)), simd.u8x64.llvm) for q in part
-                ]
-                for r, value in enumerate(sums):
-                    of_row = [codes[self.vectors * r + q] for q in part]
-                    pairs = [*zip(of_row, numbers, strict=True)]
-                    sums[r] = simd.dots_in_words(builder, value, pairs, self.shape.largest)
+            part = range(first, first + size)
+            sums = self.add_plane(builder, nothing, codes, planes[0], part)
+            for plane in planes[1:]:
+                upper = [builder.shl(value, simd.constant_like(value, 8)) for value in sums]
+                sums = self.add_plane(builder, upper if self.halves == 2 else nothing, codes, plane, part)
+                if self.halves == 1:
+                    sums = [builder.add(*both) for both in zip(upper, sums, strict=True)]
             aligned_pairs = [
                 (one, simd.shuffle_lanes(builder, other, other, NEIGHBOURS)) for one, other in iterate_pairs(sums)
             ]
             by_half.append([builder.add(*both) for both in aligned_pairs])
         return by_half
+
+    def add_plane(self, builder, sums, codes, plane, part):
+        """Add the dot products of all rows' codes and a plane's bytes. part: indices of vectors."""
+        numbers = [simd.load_value(builder, builder.add(plane, simd.I64(64 * q)), simd.u8x64.llvm) for q in part]
+        of_rows = [[codes[self.vectors * r + q] for q in part] for r in range(self.rows)]
+        pairs = [[*zip(of_row, numbers, strict=True)] for of_row in of_rows]
+        return simd.dots_of_rows(builder, sums, pairs, self.shape.largest)
 
     def make_load(self):
         @simd.operation(self.totals, int64)
