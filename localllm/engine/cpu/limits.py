@@ -59,9 +59,8 @@ def measure_read_bandwidth(threads: int) -> float:
         reader.close()
 
 
-# Per part, about a millisecond. A thread that sleeps starts up to 7 ms late on a virtual machine: when all parts
-# took 0.4 ms, two threads seemed no faster than one, and tiles, for which starting counts more, reached 0.7 of their
-# peak.
+# Per part, about a millisecond. Threads that were just started take part up to 7 ms late on a virtual machine: when a
+# part took 0.04 ms, two threads often seemed as slow as one, and tiles reached 0.7 of their peak.
 PEAK_ROUNDS = 400_000
 PEAK_PARTS = 4  # per thread
 
