@@ -141,15 +141,26 @@ def make_fetch(product):
 
 
 def make_finish(product):
+    """Build a function that stores the sums of all slabs as rows of y, 16 tokens at a time.
+
+    A token's rows of all slabs are contiguous. Written slab by slab, with the tokens' rows far apart, and without
+    prefetches, y took a quarter of a product's time (512 tokens, 4096 x 2048; 1.22 to 1.27 times as fast now).
+    """
+
     @device
-    def finish(a, row, first, tokens, sums, transposed):
-        y_stride, rows = load_argument(a, product.y_stride), load_argument(a, product.rows) - row
+    def finish(a, row, slabs, first, tokens, sums, transposed):
+        y_stride = load_argument(a, product.y_stride)
         for t in range(0, tokens, PANEL_TOKENS):
-            for half in range(2 if rows > 16 else 1):
-                simd.transpose_f32(sums + (t // PANEL_TOKENS * 2 + half) * TILE, 64, transposed)
-                y = load_argument(a, product.y) + (first + t) * y_stride + (row + 16 * half) * 4
-                for i in range(min(PANEL_TOKENS, tokens - t)):
-                    simd.store_f32x16(y + i * y_stride, simd.load_f32x16(transposed + i * 64))
+            for i in range(slabs):
+                rows = load_argument(a, product.rows) - row - i * ROWS
+                for half in range(2 if rows > 16 else 1):
+                    tile = sums + i * SUMS_BYTES + (t // PANEL_TOKENS * 2 + half) * TILE
+                    y = load_argument(a, product.y) + (first + t) * y_stride + (row + i * ROWS + half * 16) * 4
+                    for token in range(PANEL_TOKENS, 2 * PANEL_TOKENS):
+                        simd.prefetch_l2(y + token * y_stride)
+                    simd.transpose_f32(tile, 64, transposed)
+                    for token in range(min(PANEL_TOKENS, tokens - t)):
+                        simd.store_f32x16(y + token * y_stride, simd.load_f32x16(transposed + token * 64))
 
     return finish
 
@@ -174,8 +185,7 @@ def make_tile(product):
                 for i in range(slabs):
                     slab, place = weights + i * SLAB_BYTES, sums + i * SUMS_BYTES + panel * 2 * TILE
                     multiply(registers, slab, two, width, column == 0, place, at_once, exact)
-        for i in range(slabs):
-            finish(a, row + i * ROWS, first, tokens, sums + i * SUMS_BYTES, transposed)
+        finish(a, row, slabs, first, tokens, sums, transposed)
 
     return tile
 
