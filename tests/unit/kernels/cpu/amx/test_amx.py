@@ -40,6 +40,7 @@ from localllm.engine.lower.tape import Buffer
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels import cpu, machine
 from localllm.kernels.build.library import KernelLibrary
+from localllm.kernels.cpu.amx.linear import WIDE
 from localllm.kernels.formats import load_group_format
 from localllm.kernels.machine import Lane, get_lane
 from localllm.kernels.table import LINEAR_TILES_FLOAT, LINEAR_TILES_QUANTIZED
@@ -157,6 +158,16 @@ def test_products_in_tiles_agree_with_numpy(call, kind, name):
             assert product_error(rounded, bf16(x), bf16(weights)) < 1e-8
             exact = product(call, library, name, kind, data, rows, x, True)
             assert product_error(exact, x, weights) < (1e-10 if exact.size > 500 else 3e-10)
+
+
+@at_length
+def test_long_rows_are_computed_in_fewer_parts(call):
+    """Use matrices with less and more slabs than two parts compute at once; `product` compares numbers of parts."""
+    library, columns = KernelLibrary([unpacking("Q4_0", "quantized")]), WIDE + 64
+    x = normal(17, columns)
+    for rows in (33, 16 * 2 * cpu.TILE_SLABS + 5):
+        data, weights = random_matrix("Q4_0", rows, columns)
+        assert product_error(product(call, library, "Q4_0", "quantized", data, rows, x, True), x, weights) < 1e-10
 
 
 @at_length
