@@ -148,7 +148,7 @@ def make_finish(product):
     """Build a function that stores the sums of all slabs as rows of y, 16 tokens at a time.
 
     A token's rows of all slabs are contiguous. Written slab by slab, with the tokens' rows far apart, and without
-    prefetches, y took a quarter of a product's time (512 tokens, 4096 x 2048; 1.22 to 1.27 times as fast now).
+    prefetches, y took a quarter of a product's time (512 tokens, 4096 x 2048; 1.22 to 1.29 times as fast now).
     """
 
     @device

@@ -8,7 +8,8 @@ weights into the L1 cache, took 1.07 of the time at 4 tokens and 1.02 at 8 (4096
 What limits them, and what was tried: docs/decisions/few-tokens.md.
 """
 
-from llvmlite import ir
+from functools import partial
+
 from numba import int64, types
 
 from localllm.kernels import simd
@@ -223,27 +224,18 @@ class RowTotals(Accumulator):
         return add
 
     def compute_dots(self, builder, codes, planes):
-        """Compute the dot products, 256 * high + low, in the lanes of the totals: [half][pair of rows].
-
-        With 4 vectors per sum, each plane has sums of its own: an Emerald Rapids multiplies 4 and 8 tokens 1.05 times
-        as fast, with data in the caches and from memory. With 2, there are too few registers for that.
-        """
-        by_half, size, nothing = [], self.vectors // self.halves, [ir.Constant(simd.i32x16.llvm, None)] * self.rows
+        """Compute the dot products, 256 * high + low, in the lanes of the totals: [half][pair of rows]."""
+        by_half, size = [], self.vectors // self.halves
         for first in range(0, self.vectors, size):
-            part = range(first, first + size)
-            sums = self.add_plane(builder, nothing, codes, planes[0], part)
-            for plane in planes[1:]:
-                upper = [builder.shl(value, simd.constant_like(value, 8)) for value in sums]
-                sums = self.add_plane(builder, upper if self.halves == 2 else nothing, codes, plane, part)
-                if self.halves == 1:
-                    sums = [builder.add(*both) for both in zip(upper, sums, strict=True)]
+            add_dots = partial(self.add_dots, builder, codes, range(first, first + size))
+            sums = self.join_planes(builder, self.rows, planes, add_dots)
             aligned_pairs = [
                 (one, simd.shuffle_lanes(builder, other, other, NEIGHBOURS)) for one, other in iterate_pairs(sums)
             ]
             by_half.append([builder.add(*both) for both in aligned_pairs])
         return by_half
 
-    def add_plane(self, builder, sums, codes, plane, part):
+    def add_dots(self, builder, codes, part, sums, plane):
         """Add the dot products of all rows' codes and a plane's bytes. part: indices of vectors."""
         numbers = [simd.load_value(builder, builder.add(plane, simd.I64(64 * q)), simd.u8x64.llvm) for q in part]
         of_rows = [[codes[self.vectors * r + q] for q in part] for r in range(self.rows)]

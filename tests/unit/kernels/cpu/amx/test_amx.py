@@ -162,7 +162,7 @@ def test_products_in_tiles_agree_with_numpy(call, kind, name):
 
 @at_length
 def test_long_rows_are_computed_in_fewer_parts(call):
-    """Use matrices with less and more slabs than two parts compute at once; `product` compares numbers of parts."""
+    """Use matrices of two slabs, and of more than two parts compute at once; `product` compares numbers of parts."""
     library, columns = KernelLibrary([unpacking("Q4_0", "quantized")]), WIDE + 64
     x = normal(17, columns)
     for rows in (33, 16 * 2 * cpu.TILE_SLABS + 5):
